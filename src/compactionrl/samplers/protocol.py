@@ -1,0 +1,44 @@
+"""What samples tokens: tokens in, tokens out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+
+@dataclass
+class Sampled:
+    """One sampled response.
+
+    `logprobs[i]` is the natural logarithm of the temperature-scaled softmax at `token_ids[i]`. A stop token that ended
+    the response is its last token. `versions[i]` is the version of the policy that sampled token i.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    finish: Literal["stop", "length", "abort"]
+    versions: list[int]
+
+
+class Sampler(Protocol):
+    async def sample(
+        self,
+        token_ids: Sequence[int],
+        *,
+        max_tokens: int,
+        stop_token_ids: Sequence[int],
+        temperature: float,
+        top_p: float,
+        seed: int,
+        affinity: str,
+    ) -> Sampled:
+        """Continue `token_ids` by at most `max_tokens` tokens.
+
+        `seed` fixes this request's random stream. `affinity` names the rollout: its requests share a key-value cache.
+        """
+        ...
+
+    async def release(self, affinity: str) -> None:
+        """The rollout has ended: what is cached for it may go."""
+        ...

@@ -1,0 +1,236 @@
+"""The configuration: one tree of pydantic models, read from TOML, every key overridable on the command line.
+
+Importing this module imports nothing heavy, so a bad configuration is refused before torch is loaded. What only the
+tokenizer and the task can tell (does this task fit?) is checked later, by `rollout.budget`, before anything is sampled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+SUMMARY_REQUEST = (
+    "Your context window is almost full. Write a summary from which you can go on without anything above. Keep: the "
+    "original goal and its constraints; what has been done; important observations, values and names, exactly; errors "
+    "that are not resolved; the current state; plausible next steps. Write the summary only. Do not call tools."
+)
+RETRY_REQUEST = (
+    "Your context window is almost full and nothing above will be kept. Write the summary now, as plain text: goal, "
+    "what is done, exact values, open errors, state, next steps. Think briefly. No tool calls. Be complete but short."
+)
+RESUME_TEMPLATE = (
+    "Your earlier context was replaced by the summary that you wrote. Go on from it.\n\n<summary>\n{summary}\n</summary>"
+)
+PLACEHOLDER = "[The output did not fit into this context window. It follows after the summary.]"
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot work. The message names the key and the remedy."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", validate_assignment=False, frozen=True)
+
+
+class ModelConfig(Section):
+    path: str = Field("demo", description="Folder of a Hugging Face checkpoint, or 'demo': the packaged warm-started base.")
+    renderer: str = Field("qwen3", description="Chat format: a name known to the `renderers` package.")
+    renderer_options: dict[str, Any] = Field(default_factory=dict, description="Options of that chat format.")
+    device: str = Field("auto", description="'auto' (cuda if there is one, else cpu), 'cpu', 'cuda', 'cuda:1', 'mps'.")
+
+
+class ContextConfig(Section):
+    """The context budget and compaction (E7 to E9). All sizes in tokens."""
+
+    budget: int = Field(65536, gt=0, description="C: hard bound of every request, prompt and response together.")
+    threshold: int = Field(10240, gt=0, description="T_comp: compaction triggers when C - |h| < T_comp (E7).")
+    response_tokens: int = Field(10240, gt=0, description="Limit of one response.")
+    min_response: int = Field(256, gt=0, description="A response must be given at least this much room.")
+    summary_tokens: int = Field(8192, gt=0, description="Limit of one summary.")
+    max_compactions: int = Field(3, ge=0, description="Compactions a rollout may do; 0 switches compaction off (x1).")
+    tail_steps: int = Field(2, ge=0, description="k: latest steps kept behind the summary, lowered until they fit (E9).")
+    keep_task: bool = Field(False, description="Keep the task text next to the summary (E9: no).")
+    summary_attempts: int = Field(3, ge=1, description="Summaries sampled at most per compaction; the last one is used as it is.")
+    summary_request: str = Field(SUMMARY_REQUEST, min_length=1, description="q_sum (E8).")
+    retry_request: str = Field(RETRY_REQUEST, min_length=1, description="The request after a summary that was no good.")
+    resume_template: str = Field(RESUME_TEMPLATE, description="u_resume (E9); must contain {summary}.")
+    placeholder: str = Field(PLACEHOLDER, min_length=1, description="Answers a call whose real output did not fit.")
+    max_calls: int = Field(8, ge=1, description="Native tool calls answered per response; more are refused as malformed.")
+
+    @model_validator(mode="after")
+    def check(self) -> Self:
+        if "{summary}" not in self.resume_template:
+            raise ValueError("context.resume_template must contain {summary}: the place where the summary goes")
+        if self.min_response > self.response_tokens:
+            raise ValueError("context.min_response is above context.response_tokens: lower the first or raise the second")
+        if self.threshold + self.min_response >= self.budget and self.max_compactions:
+            raise ValueError(
+                f"context.threshold ({self.threshold}) + context.min_response ({self.min_response}) reach context.budget "
+                f"({self.budget}): every window would compact at once; lower the threshold or raise the budget"
+            )
+        if self.max_compactions and self.threshold <= self.summary_tokens + self.min_response:
+            raise ValueError(
+                f"context.threshold ({self.threshold}) leaves no room for a summary of context.summary_tokens "
+                f"({self.summary_tokens}), its request and a response of context.min_response ({self.min_response}): "
+                "raise the threshold or lower summary_tokens"
+            )
+        if self.max_compactions and self.summary_tokens + self.threshold + self.min_response >= self.budget:
+            raise ValueError(
+                f"context.summary_tokens ({self.summary_tokens}) + context.threshold ({self.threshold}) + "
+                f"context.min_response ({self.min_response}) reach context.budget ({self.budget}): a window that opens "
+                "with a full summary would be above the trigger; lower summary_tokens or threshold, or raise the budget"
+            )
+        return self
+
+    @property
+    def prompts_hash(self) -> str:
+        """Identifies q_sum, its retry, u_resume and the placeholder; part of every result."""
+        prompts = [self.summary_request, self.retry_request, self.resume_template, self.placeholder]
+        return hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]
+
+
+class LimitsConfig(Section):
+    turns: int = Field(250, ge=1, description="Responses a rollout may take.")
+    environment_seconds: float = Field(3600.0, gt=0, description="Time of the environment itself, never of the model.")
+
+
+class SamplingConfig(Section):
+    sampler: str = Field("local", description="'local' (in process), or 'module:Class' of your own Sampler.")
+    sampler_options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of your own Sampler.")
+    temperature: float = Field(1.0, ge=0, description="Softmax temperature; 0 is greedy (evaluation only).")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus; training refuses anything below 1.")
+    concurrency: int = Field(64, ge=1, description="Rollouts in flight at a time.")
+
+
+class EnvironmentConfig(Section):
+    tasks: str = Field(
+        "compactionrl.environments.notes:NotesTasks", description="'module:Class' of the task family (a TaskSet)."
+    )
+    options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of that class.")
+
+
+class TrainConfig(Section):
+    steps: int = Field(60, ge=0, description="Policy updates.")
+    rollouts_per_step: int = Field(96, ge=1, description="N: rollouts per update.")
+    group_size: int = Field(1, ge=1, description="Rollouts per task in a batch (1: the paper; more for 'group').")
+    estimator: Literal["cross_trajectory", "segment", "concatenated", "group"] = Field(
+        "cross_trajectory", description="Advantages: E13+E14, E13 alone, exact GAE over the joined rollout, group-relative."
+    )
+    gamma: float = Field(1.0, ge=0, le=1, description="Discount.")
+    lambda_length: Literal["rollout", "window", "segment"] = Field(
+        "rollout", description="Whose optimised tokens count as l in lambda = max(0, 1 - 1/(alpha l))."
+    )
+    alpha: float = Field(1.5, gt=0, description="alpha of the length-adaptive lambda.")
+    critic_lambda: float = Field(1.0, ge=0, le=1, description="lambda of the critic's targets.")
+    clip_low: float = Field(0.2, gt=0, description="Ratio clipped below at 1 - clip_low (E12).")
+    clip_high: float = Field(0.2, gt=0, description="Ratio clipped above at 1 + clip_high (E12).")
+    value_clip: float | None = Field(None, gt=0, description="Clip of the value update; none by default.")
+    normalisation: Literal["token", "segment"] = Field("token", description="E12's token mean, or the mean of segment means.")
+    whiten: bool = Field(False, description="Divide advantages by their RMS before E14's factor.")
+    summaries: bool = Field(True, description="Train summary tokens; false: they leave M (the paper's ablation).")
+    train_timed_out: bool = Field(False, description="Train rollouts that ended by 'time'.")
+    entropy_bonus: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
+    policy_lr: float = Field(5e-4, gt=0, description="Adam learning rate of the policy.")
+    critic_lr: float = Field(2e-3, gt=0, description="Adam learning rate of the critic.")
+    critic_updates: int = Field(2, ge=1, description="Critic updates per batch.")
+    policy_updates: int = Field(1, ge=1, description="Policy updates per batch.")
+    value_pretraining_steps: int = Field(6, ge=0, description="Batches that train only the critic, before the first policy update.")
+    micro_batch_tokens: int = Field(16384, ge=1, description="Tokens of one micro-batch; longer windows go alone.")
+    max_grad_norm: float = Field(1.0, gt=0, description="Gradient norm clip, policy and critic each.")
+    max_bad_updates: int = Field(3, ge=1, description="Non-finite updates in a row that stop the run.")
+    retries: int = Field(2, ge=0, description="Times a rollout that broke down is tried again before its task is dropped.")
+    checkpoint_every: int = Field(10, ge=1, description="Steps between checkpoints.")
+    keep_checkpoints: int = Field(2, ge=1, description="Latest checkpoints kept (the best is kept besides).")
+    save_rollouts: bool = Field(True, description="Write every batch's rollouts to parquet.")
+
+    @model_validator(mode="after")
+    def check(self) -> Self:
+        if self.rollouts_per_step % self.group_size:
+            raise ValueError("train.rollouts_per_step must be a multiple of train.group_size")
+        if self.estimator == "group" and self.group_size < 2:
+            raise ValueError("train.estimator 'group' needs train.group_size of at least 2: raise group_size")
+        return self
+
+
+class EvaluationConfig(Section):
+    every: int = Field(10, ge=0, description="Training steps between held-out evaluations; 0: only at the end.")
+    tasks: int = Field(128, ge=1, description="Held-out tasks of an evaluation during training.")
+    final_tasks: int = Field(512, ge=1, description="Held-out tasks of `eval` and of the table at the end.")
+    modes: list[Literal["x1", "x4", "long"]] = Field(
+        ["x1", "x4", "long"],
+        description="x1: compaction off. x4: up to three compactions. long: one window of 4C, compaction off.",
+    )
+    seed: int = Field(12345, ge=0, description="Seed of the sampling in evaluations.")
+
+
+class RunConfig(Section):
+    folder: str = Field("runs/run", description="Where the run is written.")
+    seed: int = Field(0, ge=0, description="Seed of the run: sampling, task order, initial critic.")
+    threads: int | Literal["auto"] = Field(1, description="torch threads; 'auto' measures and takes the fastest.")
+
+
+class Config(Section):
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    context: ContextConfig = Field(default_factory=ContextConfig)
+    limits: LimitsConfig = Field(default_factory=LimitsConfig)
+    sampling: SamplingConfig = Field(default_factory=SamplingConfig)
+    environment: EnvironmentConfig = Field(default_factory=EnvironmentConfig)
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    run: RunConfig = Field(default_factory=RunConfig)
+
+    def check_trainable(self) -> None:
+        """Raise ConfigError when log-probabilities as sampled could not be trained."""
+        if self.sampling.top_p < 1:
+            raise ConfigError("sampling.top_p below 1 cannot be trained (the log-probabilities would be of another policy): set it to 1")
+        if self.sampling.temperature == 0:
+            raise ConfigError("sampling.temperature 0 cannot be trained: set it to 1")
+
+
+def load_config(path: Path | None = None, overrides: dict[str, Any] | None = None) -> Config:
+    """Read a TOML file (or the defaults) and apply dotted overrides such as {"train.steps": 10}.
+
+    Raises ConfigError that names every wrong key and what to do.
+    """
+    data: dict[str, Any] = {}
+    if path is not None:
+        try:
+            data = tomllib.loads(path.read_text())
+        except FileNotFoundError:
+            raise ConfigError(f"no configuration file at {path}") from None
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    for key, value in (overrides or {}).items():
+        put(data, key, value)
+    return parse_config(data)
+
+
+def parse_config(data: dict[str, Any]) -> Config:
+    try:
+        return Config.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError("\n".join(explain(item) for item in error.errors())) from None
+
+
+def put(data: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key in nested dictionaries."""
+    *parents, last = key.split(".")
+    for parent in parents:
+        data = data.setdefault(parent, {})
+        if not isinstance(data, dict):
+            raise ConfigError(f"{key}: {parent} is a value, not a section")
+    data[last] = value
+
+
+def explain(item: Any) -> str:
+    """One readable line for one pydantic error."""
+    key = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        return f"{key}: unknown key; `compactionrl config` lists all keys"
+    message = item["msg"].removeprefix("Value error, ")
+    return f"{key}: {message} (got {item['input']!r})" if item["type"] != "value_error" else message

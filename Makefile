@@ -1,0 +1,55 @@
+# Everything runs in an environment of its own: no root, nothing outside this folder, only a PyPI client is needed.
+#   make demo          train the tiny base with CompactionRL, measure it before and after      (runs/demo)
+#   make test          lint, types, tests
+# Another interpreter or environment: make test PYTHON=python3.12 VENV=/tmp/venv
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+BASE ?= src/compactionrl/bases/demo
+
+# Threads that wait for a core they do not get cost more than they bring; see run.threads.
+OMP_NUM_THREADS ?= 1
+OMP_WAIT_POLICY ?= PASSIVE
+export OMP_NUM_THREADS OMP_WAIT_POLICY
+
+.PHONY: help demo test lint format base bench clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+demo: $(VENV)/train.stamp
+	$(BIN)/compactionrl demo recipes/demo.toml
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/dev.stamp
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# The packaged base is made from nothing: random weights, supervised on scripted solutions.
+base: $(VENV)/train.stamp
+	$(BIN)/compactionrl warm-start recipes/demo.toml --output $(BASE)
+
+bench: $(VENV)/train.stamp
+	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/train.stamp: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[train]"
+	touch $@
+
+$(VENV)/dev.stamp: $(VENV)/train.stamp
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[train,dev]"
+	touch $@

@@ -23,9 +23,7 @@ RETRY_REQUEST = (
     "Your context window is almost full and nothing above will be kept. Write the summary now, as plain text: goal, "
     "what is done, exact values, open errors, state, next steps. Think briefly. No tool calls. Be complete but short."
 )
-RESUME_TEMPLATE = (
-    "Your earlier context was replaced by the summary that you wrote. Go on from it.\n\n<summary>\n{summary}\n</summary>"
-)
+RESUME_TEMPLATE = "Your earlier context was replaced by the summary that you wrote. Go on from it.\n\n<summary>\n{summary}\n</summary>"
 PLACEHOLDER = "[The output did not fit into this context window. It follows after the summary.]"
 
 
@@ -38,7 +36,9 @@ class Section(BaseModel):
 
 
 class ModelConfig(Section):
-    path: str = Field("demo", description="Folder of a Hugging Face checkpoint, or 'demo': the packaged warm-started base.")
+    path: str = Field(
+        "demo", description="Folder of a Hugging Face checkpoint, or 'demo': the packaged warm-started base."
+    )
     renderer: str = Field("qwen3", description="Chat format: a name known to the `renderers` package.")
     renderer_options: dict[str, Any] = Field(default_factory=dict, description="Options of that chat format.")
     device: str = Field("auto", description="'auto' (cuda if there is one, else cpu), 'cpu', 'cuda', 'cuda:1', 'mps'.")
@@ -53,21 +53,29 @@ class ContextConfig(Section):
     min_response: int = Field(256, gt=0, description="A response must be given at least this much room.")
     summary_tokens: int = Field(8192, gt=0, description="Limit of one summary.")
     max_compactions: int = Field(3, ge=0, description="Compactions a rollout may do; 0 switches compaction off (x1).")
-    tail_steps: int = Field(2, ge=0, description="k: latest steps kept behind the summary, lowered until they fit (E9).")
+    tail_steps: int = Field(
+        2, ge=0, description="k: latest steps kept behind the summary, lowered until they fit (E9)."
+    )
     keep_task: bool = Field(False, description="Keep the task text next to the summary (E9: no).")
-    summary_attempts: int = Field(3, ge=1, description="Summaries sampled at most per compaction; the last one is used as it is.")
+    summary_attempts: int = Field(
+        3, ge=1, description="Summaries sampled at most per compaction; the last one is used as it is."
+    )
     summary_request: str = Field(SUMMARY_REQUEST, min_length=1, description="q_sum (E8).")
     retry_request: str = Field(RETRY_REQUEST, min_length=1, description="The request after a summary that was no good.")
     resume_template: str = Field(RESUME_TEMPLATE, description="u_resume (E9); must contain {summary}.")
     placeholder: str = Field(PLACEHOLDER, min_length=1, description="Answers a call whose real output did not fit.")
-    max_calls: int = Field(8, ge=1, description="Native tool calls answered per response; more are refused as malformed.")
+    max_calls: int = Field(
+        8, ge=1, description="Native tool calls answered per response; more are refused as malformed."
+    )
 
     @model_validator(mode="after")
     def check(self) -> Self:
         if "{summary}" not in self.resume_template:
             raise ValueError("context.resume_template must contain {summary}: the place where the summary goes")
         if self.min_response > self.response_tokens:
-            raise ValueError("context.min_response is above context.response_tokens: lower the first or raise the second")
+            raise ValueError(
+                "context.min_response is above context.response_tokens: lower the first or raise the second"
+            )
         if self.threshold + self.min_response >= self.budget and self.max_compactions:
             raise ValueError(
                 f"context.threshold ({self.threshold}) + context.min_response ({self.min_response}) reach context.budget "
@@ -119,7 +127,8 @@ class TrainConfig(Section):
     rollouts_per_step: int = Field(96, ge=1, description="N: rollouts per update.")
     group_size: int = Field(1, ge=1, description="Rollouts per task in a batch (1: the paper; more for 'group').")
     estimator: Literal["cross_trajectory", "segment", "concatenated", "group"] = Field(
-        "cross_trajectory", description="Advantages: E13+E14, E13 alone, exact GAE over the joined rollout, group-relative."
+        "cross_trajectory",
+        description="Advantages: E13+E14, E13 alone, exact GAE over the joined rollout, group-relative.",
     )
     gamma: float = Field(1.0, ge=0, le=1, description="Discount.")
     lambda_length: Literal["rollout", "window", "segment"] = Field(
@@ -130,7 +139,9 @@ class TrainConfig(Section):
     clip_low: float = Field(0.2, gt=0, description="Ratio clipped below at 1 - clip_low (E12).")
     clip_high: float = Field(0.2, gt=0, description="Ratio clipped above at 1 + clip_high (E12).")
     value_clip: float | None = Field(None, gt=0, description="Clip of the value update; none by default.")
-    normalisation: Literal["token", "segment"] = Field("token", description="E12's token mean, or the mean of segment means.")
+    normalisation: Literal["token", "segment"] = Field(
+        "token", description="E12's token mean, or the mean of segment means."
+    )
     whiten: bool = Field(False, description="Divide advantages by their RMS before E14's factor.")
     summaries: bool = Field(True, description="Train summary tokens; false: they leave M (the paper's ablation).")
     train_timed_out: bool = Field(False, description="Train rollouts that ended by 'time'.")
@@ -139,11 +150,15 @@ class TrainConfig(Section):
     critic_lr: float = Field(2e-3, gt=0, description="Adam learning rate of the critic.")
     critic_updates: int = Field(2, ge=1, description="Critic updates per batch.")
     policy_updates: int = Field(1, ge=1, description="Policy updates per batch.")
-    value_pretraining_steps: int = Field(6, ge=0, description="Batches that train only the critic, before the first policy update.")
+    value_pretraining_steps: int = Field(
+        6, ge=0, description="Batches that train only the critic, before the first policy update."
+    )
     micro_batch_tokens: int = Field(16384, ge=1, description="Tokens of one micro-batch; longer windows go alone.")
     max_grad_norm: float = Field(1.0, gt=0, description="Gradient norm clip, policy and critic each.")
     max_bad_updates: int = Field(3, ge=1, description="Non-finite updates in a row that stop the run.")
-    retries: int = Field(2, ge=0, description="Times a rollout that broke down is tried again before its task is dropped.")
+    retries: int = Field(
+        2, ge=0, description="Times a rollout that broke down is tried again before its task is dropped."
+    )
     checkpoint_every: int = Field(10, ge=1, description="Steps between checkpoints.")
     keep_checkpoints: int = Field(2, ge=1, description="Latest checkpoints kept (the best is kept besides).")
     save_rollouts: bool = Field(True, description="Write every batch's rollouts to parquet.")
@@ -187,7 +202,9 @@ class Config(Section):
     def check_trainable(self) -> None:
         """Raise ConfigError when log-probabilities as sampled could not be trained."""
         if self.sampling.top_p < 1:
-            raise ConfigError("sampling.top_p below 1 cannot be trained (the log-probabilities would be of another policy): set it to 1")
+            raise ConfigError(
+                "sampling.top_p below 1 cannot be trained (the log-probabilities would be of another policy): set it to 1"
+            )
         if self.sampling.temperature == 0:
             raise ConfigError("sampling.temperature 0 cannot be trained: set it to 1")
 

@@ -86,7 +86,9 @@ class Window:
         self, ids: list[int], logprobs: list[float], versions: list[int], segment: Segment, note: str = ""
     ) -> None:
         if not len(ids) == len(logprobs) == len(versions):
-            raise ValueError(f"{len(ids)} sampled ids, {len(logprobs)} logprobs, {len(versions)} versions: must be equal")
+            raise ValueError(
+                f"{len(ids)} sampled ids, {len(logprobs)} logprobs, {len(versions)} versions: must be equal"
+            )
         if segment not in self.segments:
             self.segments.append(segment)
         start = len(self)
@@ -111,6 +113,8 @@ class Rollout:
     reward: float = 0.0
     end: End = "error"
     error: str | None = None
+    retryable: bool = True
+    """Whether another try could end better than with this `error`."""
     details: dict[str, Any] = field(default_factory=dict)
     turns: int = 0
     tool_calls: int = 0

@@ -1,0 +1,120 @@
+"""Compactor: when a summary is accepted (E8) and what the next window opens with (E9)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from compactionrl.environments.protocol import Message, Response
+from compactionrl.rollout.budget import ContextBudget, TaskDoesNotFit
+from compactionrl.rollout.chat import ChatFormat, Span, length
+from compactionrl.rollout.ledger import Window
+
+
+@dataclass
+class Step:
+    """z_i = (a_i, o_i): a sampled response and the observation it caused. Atomic: compaction never parts the two."""
+
+    response_ids: list[int]
+    messages: list[Message]
+
+
+class CannotResume(Exception):
+    """Not even the smallest context for the next window leaves room to act."""
+
+
+@dataclass
+class Compactor:
+    """Compaction of one rollout's windows. `system`: s, `task`: u, `tools`: the environment's native tools if any."""
+
+    budget: ContextBudget
+    chat: ChatFormat
+    system: list[Message]
+    task: Message
+    tools: list[Any] | None = None
+
+    def check_task(self) -> list[Span]:
+        """The first window's context (s, u). Raises TaskDoesNotFit."""
+        prompt = self.chat.prompt([*self.system, self.task], self.tools)
+        self.budget.check_task(prompt, self._resumed(""))
+        return prompt
+
+    def resume(self, summary: str, steps: Sequence[Step], must_keep_last: bool = False) -> Window:
+        """h' of E9: s, u_resume(summary), and the last k steps, k lowered until C - |h'| >= T_comp.
+
+        `must_keep_last`: the last step's observation did not fit into the window just closed, so k is at least 1 and that
+        observation is clipped until it fits. Raises CannotResume if even that leaves no room to act.
+        """
+        base = self._resumed(self._fitting(summary))
+        for k in range(min(self.budget.context.tail_steps, len(steps)), 0, -1):
+            window = self._window(base, steps[-k:])
+            if not self.budget.triggers(len(window)):
+                return window
+        if must_keep_last:
+            return self._clipped(base, steps[-1])
+        return self._window(base, [])
+
+    def _resumed(self, summary: str) -> list[Span]:
+        context = self.budget.context
+        resume: Message = {"role": "user", "content": context.resume_template.replace("{summary}", summary)}
+        kept = [self.task] if context.keep_task else []
+        return self.chat.prompt([*self.system, *kept, resume], self.tools)
+
+    def _fitting(self, summary: str) -> str:
+        """The summary, clipped where its text takes more tokens than it was sampled with (broken special strings do)."""
+        limit = length(self._resumed("")) + self.budget.context.summary_tokens
+        keep = self.budget.context.summary_tokens
+        text = summary
+        while length(self._resumed(text)) > limit:
+            if not keep:
+                return ""
+            keep = keep * 3 // 4
+            text = self.chat.clip(summary, keep)
+        return text
+
+    def _window(self, base: Sequence[Span], steps: Sequence[Step], note: str = "tail") -> Window:
+        window = Window()
+        for span in base:
+            window.append_context(span.ids, span.role, "resume")
+        for step in steps:
+            opening = window.token_ids[window.turns[-1].start :]
+            window.append_context(step.response_ids, "assistant", "tail")
+            for span in self.chat.extend(opening, step.response_ids, step.messages, self.tools):
+                window.append_context(span.ids, span.role, note)
+        return window
+
+    def _clipped(self, base: Sequence[Span], step: Step) -> Window:
+        """The largest clip of the step's observation that fits, by bisection over the tokens kept per message."""
+        context = self.budget.context
+
+        def window(keep: int) -> Window:
+            messages: list[Message] = [{**m, "content": self.chat.clip(m["content"], keep)} for m in step.messages]
+            return self._window(base, [Step(step.response_ids, messages)], "clipped")
+
+        low, high = 0, context.budget
+        smallest = window(0)
+        if self.budget.triggers(len(smallest)):
+            # A window without a new step never compacts, so the step may reach above the trigger as long as the policy
+            # can still answer it and then summarise.
+            if context.budget - len(smallest) < self.budget.reserve + context.min_response:
+                raise CannotResume("the last step does not fit into the next window, even with its observation cut out")
+            return smallest
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.budget.triggers(len(window(middle))) else (middle, high)
+        return window(low)
+
+
+def judge(response: Response) -> str | None:
+    """Why a summary is no good; None if it is. Only what follows the thinking counts as the summary."""
+    if response.cut:
+        return "cut"
+    if response.text.strip():
+        return None
+    if response.calls:
+        return "only a tool call"
+    return "only thinking" if response.thinking.strip() else "empty"
+
+
+__all__ = ["CannotResume", "Compactor", "Step", "TaskDoesNotFit", "judge"]

@@ -1,0 +1,273 @@
+"""run_rollout: one agent acting on one environment under a context budget -> Rollout."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from compactionrl.config import ContextConfig, LimitsConfig
+from compactionrl.environments.protocol import Environment, Message, Observation, Response
+from compactionrl.rollout.budget import ContextBudget, TaskDoesNotFit, requests
+from compactionrl.rollout.chat import ChatFormat, Span, length
+from compactionrl.rollout.compaction import CannotResume, Compactor, Step, judge
+from compactionrl.rollout.ledger import Attempt, End, Kind, Rollout, Segment, Window
+from compactionrl.samplers.protocol import Sampled, Sampler
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RolloutSettings:
+    """What every rollout of a run has in common."""
+
+    context: ContextConfig
+    limits: LimitsConfig
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+
+async def run_rollout(
+    environment: Environment,
+    sampler: Sampler,
+    chat: ChatFormat,
+    settings: RolloutSettings,
+    *,
+    rollout_id: str,
+    task_id: str,
+    seed: int,
+    summariser: Sampler | None = None,
+) -> Rollout:
+    """Act until the rollout ends in one of the five ways (`End`), verify, and return the ledger.
+
+    Trouble of the sampler or the environment does not raise: the rollout ends with `error` and says what broke, and is
+    never scored. Each request's random stream depends on `seed` and the request's number alone. `summariser` writes the
+    summaries in the policy's place (the paper's Table 1); its tokens are then excluded from training.
+    """
+    rollout = Rollout(rollout_id, task_id)
+    agent = _Agent(rollout, environment, sampler, chat, settings, seed, summariser)
+    try:
+        await agent.run()
+    except TaskDoesNotFit as error:
+        rollout.end, rollout.error, rollout.retryable = "error", str(error), False
+    except Exception as error:  # whatever a user's environment or sampler raises: recorded, counted, never a reward
+        rollout.end, rollout.error = "error", f"{type(error).__name__}: {error}"
+    finally:
+        await agent.close()
+    if rollout.end == "error":
+        rollout.exclude("error")
+    return rollout
+
+
+class _Ended(Exception):
+    """The rollout ended; `end` says how."""
+
+    def __init__(self, end: End) -> None:
+        self.end = end
+
+
+class _Agent:
+    def __init__(
+        self,
+        rollout: Rollout,
+        environment: Environment,
+        sampler: Sampler,
+        chat: ChatFormat,
+        settings: RolloutSettings,
+        seed: int,
+        summariser: Sampler | None,
+    ) -> None:
+        self.rollout, self.environment, self.sampler, self.chat = rollout, environment, sampler, chat
+        self.settings, self.seed, self.summariser = settings, seed, summariser
+        self.tools: list[Any] | None = getattr(environment, "tools", None)
+        self.budget = ContextBudget.measure(settings.context, chat, self.tools)
+        self.requests = 0
+        self.segments = 0
+        self.segment: Segment | None = None
+        self.steps: list[Step] = []
+
+    @property
+    def window(self) -> Window:
+        return self.rollout.windows[-1]
+
+    @property
+    def compactions_left(self) -> int:
+        return self.settings.context.max_compactions - self.rollout.compactions
+
+    async def run(self) -> None:
+        *system, task = await self.timed(self.environment.start())
+        self.compactor = Compactor(self.budget, self.chat, list(system), task, self.tools)
+        first = Window()
+        for span in self.compactor.check_task():
+            first.append_context(span.ids, span.role, "task")
+        self.rollout.windows.append(first)
+        try:
+            while True:
+                await self.turn()
+        except _Ended as ended:
+            end = ended.end
+        verdict = await self.environment.verify()
+        self.rollout.reward, self.rollout.details = float(verdict.reward), verdict.details
+        self.rollout.end = end
+
+    async def turn(self) -> None:
+        """One step z_i, and what has to happen before the next one."""
+        response, ids = await self.respond()
+        observation = await self.observe(response)
+        if observation.done:
+            raise _Ended("submitted")
+        if self.rollout.turns >= self.settings.limits.turns:
+            raise _Ended("turns")
+        messages = self.messages(response, observation)
+        self.steps.append(Step(ids, messages))
+        spans = self.extension(messages)
+        used = len(self.window) + length(spans)
+        if self.compactions_left:
+            if self.budget.triggers(used):
+                await self.compact(messages)
+                return
+        elif not self.budget.response_fits(used):
+            raise _Ended("budget")
+        self.append(spans)
+
+    async def respond(self) -> tuple[Response, list[int]]:
+        opening = self.opening()
+        cap = self.budget.response_cap(len(self.window), self.compactions_left)
+        sampled = await self.sample(self.sampler, self.window.token_ids, cap)
+        self.segment = self.segment or self.new_segment("execution")
+        self.window.append_sampled(sampled.token_ids, sampled.logprobs, sampled.versions, self.segment)
+        response = self.chat.parse(opening, sampled.token_ids, sampled.finish == "length", self.tools)
+        self.rollout.turns += 1
+        self.rollout.tool_calls += len(response.calls) if self.tools else 1
+        self.rollout.cut_responses += response.cut
+        return response, sampled.token_ids
+
+    def too_many_calls(self, response: Response) -> bool:
+        """Whether the reserve could not hold an answer to each call; none is executed then, and the policy is told."""
+        return bool(self.tools) and len(response.calls) > self.settings.context.max_calls
+
+    async def observe(self, response: Response) -> Observation:
+        if self.too_many_calls(response):
+            return Observation(f"More than {self.settings.context.max_calls} calls in one response: none was executed.")
+        left = self.settings.limits.environment_seconds - self.rollout.environment_seconds
+        if left <= 0:
+            raise _Ended("time")
+        try:
+            async with asyncio.timeout(left) as timer:
+                return await self.timed(self.environment.step(response))
+        except TimeoutError:
+            if timer.expired():
+                raise _Ended("time") from None
+            raise
+
+    def messages(self, response: Response, observation: Observation) -> list[Message]:
+        """The observation as chat messages: one per native call, or one user message."""
+        text = observation.text
+        if not (self.tools and response.calls) or self.too_many_calls(response):
+            return [{"role": "user", "content": text if isinstance(text, str) else "\n".join(text)}]
+        texts = [text] if isinstance(text, str) else text
+        if len(texts) != len(response.calls):
+            raise ValueError(f"the environment gave {len(texts)} observations for {len(response.calls)} calls")
+        return [
+            {"role": "tool", "content": content, "tool_call_id": call.id, "name": call.name}  # type: ignore[typeddict-unknown-key]
+            for call, content in zip(response.calls, texts, strict=True)
+        ]
+
+    async def compact(self, messages: list[Message]) -> None:
+        """Close this window with a summary (E8) and open the next one (E9)."""
+        longest = max(length(self.extension([*messages, request])) for request in requests(self.settings.context))
+        fits = self.budget.summary_fits(len(self.window) + longest)
+        if not fits:
+            messages = [{**message, "content": self.settings.context.placeholder} for message in messages]
+        summary = await self.summarise(messages, "" if fits else "placeholder")
+        try:
+            window = self.compactor.resume(summary, self.steps, must_keep_last=not fits)
+        except CannotResume as error:
+            self.rollout.details["budget"] = str(error)
+            raise _Ended("budget") from None
+        self.rollout.windows.append(window)
+        self.segment, self.steps = None, []
+
+    async def summarise(self, messages: list[Message], note: str) -> str:
+        """Sample summaries until one is good or attempts run out; the last one is used as it is."""
+        context = self.settings.context
+        first, retry = requests(context)
+        for attempt in range(1, context.summary_attempts + 1):
+            spans = self.extension([*messages, first if attempt == 1 else retry])
+            prompt = [*self.window.token_ids, *(i for span in spans for i in span.ids)]
+            sampled = await self.sample(self.summariser or self.sampler, prompt, context.summary_tokens)
+            opening = spans[-1].ids
+            response = self.chat.parse(opening, sampled.token_ids, sampled.finish == "length", self.tools)
+            reason = judge(response)
+            if reason is None or attempt == context.summary_attempts:
+                break
+            self.window.rejected.append(Attempt(sampled.token_ids, sampled.logprobs, reason))
+        self.append(spans[:-1], note)
+        self.append(spans[-1:], "summary request")
+        segment = self.new_segment("summary")
+        if self.summariser is not None:
+            segment.excluded = "written by another summariser"
+        label = "summary" if reason is None else f"summary ({reason})"
+        if reason is None and response.calls:
+            label = "summary (with a tool call, not executed)"
+        self.window.append_sampled(sampled.token_ids, sampled.logprobs, sampled.versions, segment, label)
+        return response.text
+
+    async def sample(self, sampler: Sampler, prompt: Sequence[int], max_tokens: int) -> Sampled:
+        seed = int.from_bytes(hashlib.blake2b(f"{self.seed}:{self.requests}".encode(), digest_size=8).digest()) >> 1
+        self.requests += 1
+        started = time.perf_counter()
+        sampled = await sampler.sample(
+            prompt,
+            max_tokens=max_tokens,
+            stop_token_ids=self.chat.stop_token_ids,
+            temperature=self.settings.temperature,
+            top_p=self.settings.top_p,
+            seed=seed,
+            affinity=self.rollout.id,
+        )
+        self.rollout.sampler_seconds += time.perf_counter() - started
+        if sampled.finish == "abort":
+            raise RuntimeError("the sampler aborted the request")
+        if not 0 < len(sampled.token_ids) <= max_tokens:
+            raise RuntimeError(f"the sampler returned {len(sampled.token_ids)} tokens, asked for 1 to {max_tokens}")
+        return sampled
+
+    def new_segment(self, kind: Kind) -> Segment:
+        self.segments += 1
+        return Segment(kind, self.segments - 1)
+
+    def opening(self) -> list[int]:
+        """Ids of the turn right before what the policy samples now."""
+        return self.window.token_ids[self.window.turns[-1].start :]
+
+    def extension(self, messages: list[Message]) -> list[Span]:
+        """What `messages` add behind the response that ends the window."""
+        before, response = self.window.turns[-2:]
+        ids = self.window.token_ids
+        return self.chat.extend(ids[before.start : before.end], ids[response.start :], messages, self.tools)
+
+    def append(self, spans: Sequence[Span], note: str = "") -> None:
+        for span in spans:
+            self.window.append_context(span.ids, span.role, note)
+
+    async def timed(self, call: Awaitable[T]) -> T:
+        started = time.perf_counter()
+        try:
+            return await call
+        finally:
+            self.rollout.environment_seconds += time.perf_counter() - started
+
+    async def close(self) -> None:
+        """Release what the rollout holds; trouble here does not undo what it achieved, but is recorded."""
+        for name, call in (
+            ("sampler.release", self.sampler.release(self.rollout.id)),
+            ("close", self.environment.close()),
+        ):
+            try:
+                await call
+            except Exception as error:
+                self.rollout.details[f"{name} failed"] = f"{type(error).__name__}: {error}"

@@ -1,0 +1,92 @@
+"""Hugging Face folders in and out: `config.json` and safetensors, never a pickle."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from compactionrl.models.config import ModelConfig
+from compactionrl.models.critic import Critic
+from compactionrl.models.transformer import Transformer
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+TIED = "lm_head.weight"
+"""Not stored where the embedding serves as the head."""
+
+Model = TypeVar("Model", Transformer, Critic)
+
+
+def load_policy(
+    folder: str | Path, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
+) -> Transformer:
+    """The policy in `folder` (Qwen3ForCausalLM or LlamaForCausalLM). Raises ValueError for anything else."""
+    folder = Path(folder)
+    model = Transformer(_read_config(folder, "ForCausalLM"))
+    return _load(model, folder, dtype, device)
+
+
+def save_policy(model: Transformer, folder: str | Path) -> None:
+    """Write a folder that `AutoModelForCausalLM.from_pretrained` loads. The folder is created."""
+    _save(model, Path(folder), model.config.to_hf())
+
+
+def load_critic(
+    folder: str | Path, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
+) -> Critic:
+    """The critic that `save_critic` wrote. A new one is made from a policy instead: `Critic(load_policy(folder))`."""
+    folder = Path(folder)
+    critic = Critic(Transformer(_read_config(folder, "ForTokenClassification")))
+    return _load(critic, folder, dtype, device)
+
+
+def save_critic(critic: Critic, folder: str | Path) -> None:
+    """Write a folder that `AutoModelForTokenClassification.from_pretrained` loads, with one label: the value."""
+    architecture = critic.config.architecture.replace("ForCausalLM", "ForTokenClassification")
+    labels = {"id2label": {"0": "value"}, "label2id": {"value": 0}}
+    _save(critic, Path(folder), critic.config.to_hf(architecture) | labels)
+
+
+def _read_config(folder: Path, suffix: str) -> ModelConfig:
+    path = folder / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist: expected a Hugging Face model folder")
+    config = json.loads(path.read_text())
+    parsed = ModelConfig.from_hf(config)
+    if not config["architectures"][0].endswith(suffix):
+        raise ValueError(f"{folder} holds a {config['architectures'][0]}, expected one that ends in {suffix}")
+    return parsed
+
+
+def _load(model: Model, folder: Path, dtype: torch.dtype, device: str | torch.device) -> Model:
+    tensors = _read_tensors(folder)
+    result = model.load_state_dict(tensors, strict=False)
+    tied = {TIED} if model.config.tie_word_embeddings else set()
+    missing, unexpected = set(result.missing_keys) - tied, set(result.unexpected_keys) - tied
+    if missing or unexpected:
+        raise ValueError(f"{folder}: missing tensors {sorted(missing)}, unexpected tensors {sorted(unexpected)}")
+    return model.to(device=device, dtype=dtype)
+
+
+def _read_tensors(folder: Path) -> dict[str, Tensor]:
+    if (folder / WEIGHTS).is_file():
+        return load_file(folder / WEIGHTS)
+    if not (folder / INDEX).is_file():
+        raise FileNotFoundError(f"{folder} has no {WEIGHTS} and no {INDEX}: only safetensors are loaded, never pickles")
+    shards = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
+    return {name: tensor for shard in shards for name, tensor in load_file(folder / shard).items()}
+
+
+def _save(model: Transformer | Critic, folder: Path, config: dict[str, object]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    skipped = {TIED} if model.config.tie_word_embeddings else set()
+    tensors = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items() if name not in skipped}
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    config.pop("torch_dtype", None)  # the older name of dtype
+    config["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")

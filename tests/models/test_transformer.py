@@ -1,0 +1,90 @@
+"""Forward and gradients against `transformers`, one window at a time and packed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hf_reference import VARIANTS, reference
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compactionrl.models import ModelConfig, Transformer, load_policy
+
+CONFIG = ModelConfig("Qwen3ForCausalLM", 61, 32, 48, 2, 4, 2, 8)
+LENGTHS = [5, 40, 1, 37, 12, 40, 3, 90]
+
+
+@pytest.fixture(params=VARIANTS)
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[torch.nn.Module, Transformer]:
+    hf = reference(**VARIANTS[request.param])
+    hf.save_pretrained(tmp_path)
+    return hf, load_policy(tmp_path)
+
+
+def windows(lengths: list[int]) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(61, (length,), generator=generator) for length in lengths]
+
+
+def test_state_dict_is_hugging_faces(pair) -> None:
+    hf, ours = pair
+    theirs = hf.state_dict()
+    assert ours.state_dict().keys() == theirs.keys()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.state_dict().items())
+
+
+def test_logits_of_one_window(pair) -> None:
+    hf, ours = pair
+    (ids,) = windows([200])
+    logits = ours(ids, [200]) @ ours.head_weight.T
+    torch.testing.assert_close(logits, hf(ids[None]).logits[0], rtol=1e-5, atol=1e-5)
+
+
+def test_packed_windows_equal_each_window_alone(pair) -> None:
+    hf, ours = pair
+    parts = windows(LENGTHS)
+    logits = ours(torch.cat(parts), LENGTHS) @ ours.head_weight.T
+    alone = torch.cat([hf(ids[None]).logits[0] for ids in parts])
+    torch.testing.assert_close(logits, alone, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_equal_hugging_faces(pair) -> None:
+    hf, ours = pair
+    parts = windows(LENGTHS)
+    weights = torch.randn(sum(LENGTHS), 61, generator=torch.Generator().manual_seed(2))
+    logits = torch.cat([hf(ids[None]).logits[0] for ids in parts])
+    (logits.log_softmax(-1) * weights).sum().backward()
+    ((ours(torch.cat(parts), LENGTHS) @ ours.head_weight.T).log_softmax(-1) * weights).sum().backward()
+    theirs = dict(hf.named_parameters())
+    scale = max(parameter.grad.abs().max() for parameter in theirs.values())
+    for name, parameter in ours.named_parameters():
+        torch.testing.assert_close(parameter.grad, theirs[name].grad, rtol=1e-5, atol=float(1e-5 * scale), msg=name)
+
+
+def test_bfloat16_keeps_exact_rope_angles() -> None:
+    model = Transformer(CONFIG).to(torch.bfloat16)
+    assert model(torch.tensor([1, 2, 3]), [3]).dtype == torch.bfloat16
+    assert torch.equal(model.model.inverse_frequencies, CONFIG.inverse_frequencies())
+
+
+@pytest.mark.parametrize(("lengths", "message"), [([3, 4], "sum to 7"), ([8, 0], "positive"), ([], "sum to 0")])
+def test_lengths_must_cover_the_tokens(lengths: list[int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Transformer(CONFIG)(torch.zeros(8, dtype=torch.long), lengths)
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.randoms(use_true_random=False))
+@settings(deadline=None, max_examples=20)
+def test_order_of_windows_does_not_matter(lengths: list[int], random) -> None:
+    torch.manual_seed(0)
+    model = Transformer(CONFIG)
+    parts = windows(lengths)
+    order = list(range(len(lengths)))
+    random.shuffle(order)
+    hidden = model(torch.cat(parts), lengths).split(lengths)
+    shuffled_lengths = [lengths[i] for i in order]
+    shuffled = model(torch.cat([parts[i] for i in order]), shuffled_lengths).split(shuffled_lengths)
+    for place, i in enumerate(order):
+        torch.testing.assert_close(shuffled[place], hidden[i], rtol=1e-5, atol=1e-5)

@@ -23,7 +23,10 @@ RETRY_REQUEST = (
     "Your context window is almost full and nothing above will be kept. Write the summary now, as plain text: goal, "
     "what is done, exact values, open errors, state, next steps. Think briefly. No tool calls. Be complete but short."
 )
-RESUME_TEMPLATE = "Your earlier context was replaced by the summary that you wrote. Go on from it.\n\n<summary>\n{summary}\n</summary>"
+RESUME_TEMPLATE = (
+    "Your earlier context was replaced by the summary that you wrote. Go on from it.\n\n"
+    "<summary>\n{summary}\n</summary>"
+)
 PLACEHOLDER = "[The output did not fit into this context window. It follows after the summary.]"
 
 
@@ -37,7 +40,7 @@ class Section(BaseModel):
 
 class ModelConfig(Section):
     path: str = Field(
-        "demo", description="Folder of a Hugging Face checkpoint, or 'demo': the packaged warm-started base."
+        "demo", description="Folder of a Hugging Face checkpoint; 'demo': the packaged base; 'warm-start': train one first."
     )
     renderer: str = Field("qwen3", description="Chat format: a name known to the `renderers` package.")
     renderer_options: dict[str, Any] = Field(default_factory=dict, description="Options of that chat format.")
@@ -172,6 +175,29 @@ class TrainConfig(Section):
         return self
 
 
+class WarmStartConfig(Section):
+    """Supervised training of a small policy from nothing, on scripted demonstrations (`model.path = "warm-start"`)."""
+
+    demonstrator: str = Field(
+        "compactionrl.environments.demonstrator:Demonstrator",
+        description="'module:Class' of the scripted sampler that plays the tasks.",
+    )
+    forget: float = Field(0.25, ge=0, le=1, description="Probability that a demonstrated summary drops a known fact.")
+    demonstrations: int = Field(8192, ge=1, description="Rollouts demonstrated on the train split.")
+    long_share: float = Field(0.15, ge=0, le=1, description="Share of them in one window of 4C, compaction off.")
+    epochs: int = Field(3, ge=1, description="Passes over the demonstrations.")
+    batch_tokens: int = Field(8192, ge=1, description="Tokens of one update.")
+    lr: float = Field(3e-3, gt=0, description="Peak learning rate of AdamW; warmed up, then cosine to a tenth.")
+    weight_decay: float = Field(0.01, ge=0, description="Weight decay of AdamW.")
+    seed: int = Field(0, ge=0, description="Seed of the initial weights, the demonstrations and their order.")
+    hidden_size: int = Field(96, ge=1, description="Width of the policy.")
+    layers: int = Field(2, ge=1, description="Decoder layers.")
+    heads: int = Field(4, ge=1, description="Attention heads.")
+    kv_heads: int = Field(2, ge=1, description="Key-value heads.")
+    head_dim: int = Field(32, ge=2, description="Size of one head.")
+    intermediate_size: int = Field(256, ge=1, description="Width of the MLP.")
+
+
 class EvaluationConfig(Section):
     every: int = Field(10, ge=0, description="Training steps between held-out evaluations; 0: only at the end.")
     tasks: int = Field(128, ge=1, description="Held-out tasks of an evaluation during training.")
@@ -195,6 +221,7 @@ class Config(Section):
     limits: LimitsConfig = Field(default_factory=LimitsConfig)
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
     environment: EnvironmentConfig = Field(default_factory=EnvironmentConfig)
+    warm_start: WarmStartConfig = Field(default_factory=WarmStartConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     run: RunConfig = Field(default_factory=RunConfig)

@@ -11,7 +11,7 @@ from compactionrl.environments.notes import END, NOTES_PROMPTS, NotesTasks
 from compactionrl.samplers.protocol import Sampled
 
 TURN = re.compile(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", re.DOTALL)
-POINTER = re.compile(rf"\bnext (n\d+)|\b{END}\b")
+POINTER = re.compile(rf"\bnext n\d+|\b{END}\b")
 
 
 class Codec(Protocol):
@@ -27,8 +27,9 @@ class Demonstrator:
 
     It reads note after note, then answers with every fact in view; a fact that is not in view is left out. Asked for a
     summary (the last user turn is one of `summary_requests`), it lists the facts in view, each dropped with probability
-    `forget`: 0 is the perfect summariser, 1 writes down none. In a chain it always keeps the way to the next note.
-    Same prompt and seeds, same reply. Log-probabilities are 0.0 and the policy version is 0: nothing was sampled.
+    `forget`: 0 is the perfect summariser, 1 writes down none. That the end was reached, or the name of the next note, it
+    always keeps; where a chain's next name is lost, it answers. Same prompt and seeds, same reply. Log-probabilities are
+    0.0 and the policy version is 0: nothing was sampled.
     """
 
     def __init__(
@@ -72,28 +73,18 @@ class Demonstrator:
         if not turns:
             raise ValueError("The prompt shows no ChatML user turn: the demonstrator reads Qwen3-style prompts only.")
         facts = list(self.tasks.read_facts("\n".join(turns)).values())
+        pointer = self._pointer(turns)
         if turns[-1] in self.summary_requests:
-            return " ".join(["found", *self._remembered(facts, seed), *self._way_on(turns)])
-        if self._finished(turns):
+            return " ".join(["found", *self._remembered(facts, seed), *pointer])
+        if pointer == [END] or (self.tasks.mode == "chain" and not pointer):
             return " ".join(["answer", *facts])
-        return "next" if self.tasks.mode == "scan" else f"open {self._pointer(turns)}"
+        return "next" if self.tasks.mode == "scan" else f"open {pointer[1]}"
 
     def _remembered(self, facts: list[str], seed: int) -> list[str]:
         chance = random.Random(f"{self.seed}/{seed}")
         return [fact for fact in facts if chance.random() >= self.forget]
 
-    def _finished(self, turns: list[str]) -> bool:
-        """In a chain also when no turn names a next note: there is no way on, so answer."""
-        return turns[-1] == END if self.tasks.mode == "scan" else self._pointer(turns) is None
-
-    def _way_on(self, turns: list[str]) -> list[str]:
-        """What a summary must say for the reading to go on."""
-        if self.tasks.mode == "scan":
-            return []
-        name = self._pointer(turns)
-        return [END] if name is None else ["next", name]
-
-    def _pointer(self, turns: list[str]) -> str | None:
-        """The note that the latest mention of one names as the next; None at the end."""
-        mentions = list(POINTER.finditer("\n".join(turns)))
-        return mentions[-1][1] if mentions else None
+    def _pointer(self, turns: list[str]) -> list[str]:
+        """Where the reading stands, by the latest mention in view: ["next", name] in a chain, ["end"], or nothing."""
+        mentions = POINTER.findall("\n".join(turns))
+        return mentions[-1].split() if mentions else []

@@ -22,15 +22,20 @@ PIECES = Regex(r"(?:system|user|assistant)\n| ?\w+| ?[^\s\w]+|\s")
 CHAT_TEMPLATE = """\
 {%- if tools %}{{ raise_exception('This chat template has no tools.') }}{% endif %}
 {%- set ns = namespace(query=messages|length - 1) %}
-{%- for message in messages %}{% if message.role == 'user' %}{% set ns.query = loop.index0 %}{% endif %}{% endfor %}
+{%- for message in messages %}
+    {%- set content = (message.content or '').strip() %}
+    {%- set reply = content.startswith('<tool_response>') and content.endswith('</tool_response>') %}
+    {%- if message.role == 'user' and not reply %}{% set ns.query = loop.index0 %}{% endif %}
+{%- endfor %}
 {%- for message in messages %}
     {%- set content = message.content or '' %}
     {%- if message.role == 'assistant' %}
-        {%- set reasoning = message.reasoning_content or '' %}
-        {%- if not reasoning and '</think>' in content %}
-            {%- set reasoning = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
-            {%- set content = content.split('</think>')[1:]|join('</think>') %}
-            {%- set content = content.lstrip('\\n') %}
+        {%- set reasoning = '' %}
+        {%- if message.reasoning_content is string %}
+            {%- set reasoning = message.reasoning_content %}
+        {%- elif '</think>' in content %}
+            {%- set reasoning = content.split('</think>')[0].split('<think>')[-1].strip('\\n') %}
+            {%- set content = content.split('</think>', 1)[1].lstrip('\\n') %}
         {%- endif %}
         {%- if loop.index0 > ns.query and (loop.last or reasoning) %}
             {%- set content = '<think>\\n' + reasoning.strip('\\n') + '\\n</think>\\n\\n' + content.lstrip('\\n') %}

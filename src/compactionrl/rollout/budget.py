@@ -10,7 +10,7 @@ from typing import Any
 
 from compactionrl.config import ConfigError, ContextConfig
 from compactionrl.environments.protocol import Message
-from compactionrl.rollout.chat import ChatFormat, Span, length
+from compactionrl.rollout.chat import MAX_NAME, ChatFormat, Span, length
 
 
 class TaskDoesNotFit(Exception):
@@ -37,6 +37,10 @@ class ContextBudget:
         """E7: C - |h| < T_comp."""
         return self.context.budget - used < self.context.threshold
 
+    def can_act(self, used: int, compactions_left: int) -> bool:
+        """Whether a response of min_response tokens, and the compaction behind it if one is left, fit behind `used` tokens."""
+        return self.response_cap(used, compactions_left) >= self.context.min_response
+
     def response_cap(self, used: int, compactions_left: int) -> int:
         """Tokens that a response may have after `used` context tokens; what a compaction needs stays free if one is left."""
         free = self.context.budget - used - (self.reserve if compactions_left else 0)
@@ -46,14 +50,11 @@ class ContextBudget:
         """Whether a whole summary fits behind `used` tokens (its request included)."""
         return used + self.context.summary_tokens <= self.context.budget
 
-    def response_fits(self, used: int) -> bool:
-        return used + self.context.min_response <= self.context.budget
-
     def check_task(self, prompt: Sequence[Span], resume: Sequence[Span]) -> None:
         """Raise TaskDoesNotFit if `prompt` (s + u) or `resume` (s + framed empty summary, + u if kept) is too long."""
         context = self.context
         if not context.max_compactions:
-            if not self.response_fits(length(prompt)):
+            if not self.can_act(length(prompt), 0):
                 raise TaskDoesNotFit(
                     f"task does not fit: its prompt has {length(prompt)} tokens, which leaves less than "
                     f"context.min_response ({context.min_response}) of context.budget ({context.budget})"
@@ -76,8 +77,8 @@ def _measure(context: ContextConfig, chat: ChatFormat, tools_json: str) -> Conte
     probe: list[Message] = [{"role": "user", "content": "a"}]
     opening = [i for span in chat.prompt(probe, tools) for i in span.ids]
     framed = max(
-        length(chat.extend(opening, response, [*_placeholders(context, calls, tools), request], tools))
-        for response in _endings(chat, opening)
+        length(chat.extend(opening, response, [*_placeholders(context, calls), request], tools))
+        for response in _endings(chat)
         for calls in ((0, context.max_calls) if tools else (0,))
         for request in requests(context)
     )
@@ -96,18 +97,19 @@ def requests(context: ContextConfig) -> list[Message]:
     return [{"role": "user", "content": text} for text in (context.summary_request, context.retry_request)]
 
 
-def _placeholders(context: ContextConfig, calls: int, tools: list[Any]) -> list[Message]:
+def _placeholders(context: ContextConfig, calls: int) -> list[Message]:
     """What answers a response whose real observation did not fit: one message per native call, else one user message."""
     if not calls:
         return [{"role": "user", "content": context.placeholder}]
-    name = max((tool.get("function", tool).get("name", "") for tool in tools), key=len)
-    message = {"role": "tool", "content": context.placeholder, "tool_call_id": "call_0", "name": name}
+    # Some formats repeat the call's name and id, which the policy chooses: one token per character is the most they take.
+    longest = ("7_" * MAX_NAME)[:MAX_NAME]
+    message = {"role": "tool", "content": context.placeholder, "tool_call_id": longest, "name": longest}
     return [message] * calls  # type: ignore[list-item]
 
 
-def _endings(chat: ChatFormat, opening: list[int]) -> list[list[int]]:
+def _endings(chat: ChatFormat) -> list[list[int]]:
     """Ways a response can end: closed, cut, cut inside its thinking."""
-    plain = chat.encode("a")[-1:] or opening[-1:]
+    plain = chat.encode("a")
     endings = [[chat.stop_token_ids[0]], plain]
     think = chat.tokenizer.convert_tokens_to_ids("<think>")
     if isinstance(think, int) and think in chat.tokenizer.special_ids:

@@ -16,6 +16,8 @@ from compactionrl.environments.protocol import Message, Response, ToolCall
 from compactionrl.rollout.plain_text import PlainTextTokenizer
 
 CUT_MARK = " [... {n} tokens cut ...] "
+MAX_NAME = 64
+"""Characters of a tool's name, or of a call's id, at most; longer ones are malformed."""
 
 
 @dataclass(frozen=True)
@@ -61,15 +63,15 @@ class ChatFormat:
         `opening`: context ids right before the response (its turn's opening suffices). Raises RuntimeError where the
         format cannot extend without changing what was sampled.
         """
+        bridge, cleaned = self._renderer.bridge_to_next_turn, self._clean(messages)
         before = [*opening, *response]
-        cleaned = self._clean(messages)
-        rendered = self._renderer.bridge_to_next_turn(list(opening), list(response), cleaned, tools=tools)
+        rendered = bridge(list(opening), list(response), cleaned, tools=tools)
         if rendered is None and response and response[-1] in self._stops:
-            # Some formats refuse a turn that ended inside its thinking. The turn is closed all the same: what comes
-            # after its stop token is what comes after any closed turn.
-            closed = [*opening, response[-1]]
-            rendered = self._renderer.bridge_to_next_turn(list(opening), [response[-1]], cleaned, tools=tools)
-            before = closed
+            # A format refuses a turn that ended inside its thinking. The turn is over all the same: what follows its stop
+            # token is what follows that token behind thinking that was closed.
+            closed = [*self._thinking_end(opening, response[:-1], tools), response[-1]]
+            before = [*opening, *closed]
+            rendered = bridge(list(opening), closed, cleaned, tools=tools)
         if rendered is None or rendered.token_ids[: len(before)] != before:
             raise RuntimeError(
                 "the chat format cannot extend this window token for token; choose another model.renderer"
@@ -81,18 +83,12 @@ class ChatFormat:
         self, opening: Sequence[int], response: Sequence[int], cut: bool, tools: list[Any] | None = None
     ) -> Response:
         """The structure of a sampled response; strings that look like turns or calls inside its thinking stay text."""
-        parsed = self._renderer.parse_response(list(response), tools=tools, prompt_ids=list(opening))
-        calls = [
-            ToolCall(
-                id=call.id or f"call_{index}",
-                name=call.name or "",
-                arguments=call.arguments if isinstance(call.arguments, dict) else {},
-                error=None
-                if call.status == "ok" and isinstance(call.arguments, dict)
-                else f"malformed call: {call.status}",
-            )
-            for index, call in enumerate(parsed.tool_calls)
-        ]
+        try:
+            parsed = self._renderer.parse_response(list(response), tools=tools, prompt_ids=list(opening))
+        except (ValueError, RecursionError) as error:
+            # Arguments that no JSON parser takes (thousands of digits or brackets) are the policy's doing, no breakdown.
+            return Response("", "", [ToolCall("call_0", "", {}, f"malformed call: {error}")], cut)
+        calls = [_tool_call(index, call) for index, call in enumerate(parsed.tool_calls)]
         return Response(parsed.content, parsed.reasoning_content or "", calls, cut)
 
     def encode(self, text: str) -> list[int]:
@@ -102,17 +98,30 @@ class ChatFormat:
     def decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(ids))
 
-    def clip(self, text: str, keep: int) -> str:
-        """`text` with its middle cut out so that about `keep` tokens of it are left, and a mark that says how many are gone."""
-        ids = self.encode(text)
-        if len(ids) <= keep:
+    def clip(self, text: str, ids: Sequence[int], keep: int) -> str:
+        """`text`, its middle cut out so that about `keep` of its tokens `ids` are left, with a mark that says how many are gone.
+
+        Nothing is cut that is no longer than the mark.
+        """
+        mark = CUT_MARK.format(n=len(ids) - keep)
+        if len(ids) <= keep + len(self.encode(mark)):
             return text
-        head, tail = (keep + 1) // 2, keep // 2
-        end = self.decode(ids[len(ids) - tail :]) if tail else ""
-        return self.decode(ids[:head]) + CUT_MARK.format(n=len(ids) - keep) + end
+        return self.decode(ids[: (keep + 1) // 2]) + mark + self.decode(ids[len(ids) - keep // 2 :])
 
     def _clean(self, messages: Sequence[Message]) -> list[Any]:
-        return [{**message, "content": self.tokenizer.neutralise(message["content"])} for message in messages]
+        """Messages whose text cannot spell a special token; a tool's answer names what the policy called, its text too."""
+        plain = self.tokenizer.neutralise
+        return [
+            {key: plain(value) if isinstance(value, str) and key != "role" else value for key, value in message.items()}
+            for message in messages
+        ]
+
+    def _thinking_end(self, opening: Sequence[int], thinking: Sequence[int], tools: list[Any] | None) -> list[int]:
+        """The token with which the format closes thinking that was cut: the first one it adds."""
+        probe = [{"role": "user", "content": ""}]
+        cut = self._renderer.bridge_to_next_turn(list(opening), list(thinking), probe, tools=tools)
+        n = len(opening) + len(thinking)
+        return cut.token_ids[n : n + 1] if cut else []
 
     def _check(self) -> None:
         probe: list[Message] = [{"role": "user", "content": "a"}]
@@ -122,6 +131,21 @@ class ChatFormat:
                 self.extend(opening, response, probe)
             except RuntimeError as error:
                 raise ConfigError(f"model.renderer: {error}") from None
+
+
+def _tool_call(index: int, call: Any) -> ToolCall:
+    """A call as the renderer parsed it. Names and ids come back in the tool's answer, so they have to be short."""
+    known = isinstance(call.name, str) and len(call.name) <= MAX_NAME and call.name.isascii()
+    short = isinstance(call.id, str) and 0 < len(call.id) <= MAX_NAME and call.id.isascii()
+    error = None
+    if call.status != "ok" or not isinstance(call.arguments, dict) or not known:
+        error = f"malformed call: {call.status if call.status != 'ok' else 'its name or its arguments'}"
+    return ToolCall(
+        id=call.id if short else f"call_{index}",
+        name=call.name if known else "",
+        arguments=call.arguments if isinstance(call.arguments, dict) else {},
+        error=error,
+    )
 
 
 def _spans(ids: list[int], indices: list[int], roles: list[str]) -> list[Span]:
@@ -156,4 +180,7 @@ def _create_renderer(tokenizer: PlainTextTokenizer, name: str, options: dict[str
         config = type(default)(**options, **({} if "thinking_retention" in options else {"thinking_retention": "all"}))
     except ValidationError as error:
         raise ConfigError(f"model.renderer_options: {error}") from None
-    return create_renderer(tokenizer, config)
+    try:
+        return create_renderer(tokenizer, config)
+    except (ValueError, AssertionError) as error:
+        raise ConfigError(f"model.renderer {name!r} does not go with this tokenizer: {error}") from None

@@ -6,15 +6,16 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import count as integers
 
 from compactionrl.environments.protocol import TaskSet
 from compactionrl.rollout.chat import ChatFormat
 from compactionrl.rollout.ledger import Rollout
-from compactionrl.rollout.loop import RolloutSettings, run_rollout
+from compactionrl.rollout.loop import RolloutSettings, random_stream, run_rollout
 from compactionrl.samplers.protocol import Sampler
 
 MAX_BROKEN_UNITS = 16
-"""Units dropped one after the other, none finished in between, that stop a collection: something is broken for good."""
+"""Neighbouring units that all had to be dropped stop a collection: something is broken for good."""
 
 
 class CollectionError(RuntimeError):
@@ -76,7 +77,7 @@ async def collect(
                     settings,
                     rollout_id=job.rollout_id if not attempt else f"{job.rollout_id}-retry{attempt}",
                     task_id=tasks.task_id(job.split, job.index),
-                    seed=job.seed + attempt,
+                    seed=random_stream(job.seed, "retry", attempt) if attempt else job.seed,
                     summariser=summariser,
                 )
                 if rollout.end != "error" or not rollout.retryable or attempt == retries:
@@ -86,13 +87,18 @@ async def collect(
         raise AssertionError("unreachable: the last attempt returns")
 
     async def run_unit(jobs: list[Job]) -> list[Rollout]:
-        async with asyncio.TaskGroup() as group:
-            running = [group.create_task(run(job)) for job in jobs]
+        try:
+            async with asyncio.TaskGroup() as group:
+                running = [group.create_task(run(job)) for job in jobs]
+        except ExceptionGroup as errors:
+            # Trouble of a rollout is in its ledger; what comes out here is a configuration that cannot work, or a bug.
+            raise errors.exceptions[0] from None
         return [task.result() for task in running]
 
     finished: dict[int, list[Rollout]] = {}
     running: dict[asyncio.Task[list[Rollout]], int] = {}
-    broken_in_a_row = expected = 0
+    broken_units: set[int] = set()
+    expected = 0
     try:
         while True:
             while expected < count and (jobs := next(units, None)) is not None:
@@ -107,19 +113,26 @@ async def collect(
                 result.ends.update(rollout.end for rollout in rollouts)
                 broken = [rollout for rollout in rollouts if rollout.end == "error"]
                 if not broken:
-                    finished[number], broken_in_a_row = rollouts, 0
+                    finished[number] = rollouts
                     for rollout in rollouts:
                         if on_rollout:
                             on_rollout(rollout)
                     continue
                 result.dropped += broken
                 expected -= len(rollouts)
-                broken_in_a_row += 1
-                if broken_in_a_row >= MAX_BROKEN_UNITS:
-                    raise CollectionError(f"{broken_in_a_row} tasks in a row broke down; the last: {broken[-1].error}")
+                broken_units.add(number)
+                if run_length(broken_units, number) >= MAX_BROKEN_UNITS:
+                    raise CollectionError(f"{MAX_BROKEN_UNITS} tasks in a row broke down; the last: {broken[-1].error}")
     finally:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
     result.rollouts = [rollout for number in sorted(finished) for rollout in finished[number]]
     return result
+
+
+def run_length(numbers: set[int], number: int) -> int:
+    """How many consecutive numbers around `number` are in the set. (Broken units end first: their order says nothing.)"""
+    before = next(i for i in integers(1) if number - i not in numbers)
+    after = next(i for i in integers(1) if number + i not in numbers)
+    return before + after - 1

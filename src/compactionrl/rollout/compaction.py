@@ -40,19 +40,21 @@ class Compactor:
         self.budget.check_task(prompt, self._resumed(""))
         return prompt
 
-    def resume(self, summary: str, steps: Sequence[Step], must_keep_last: bool = False) -> Window:
+    def resume(
+        self, summary: str, steps: Sequence[Step], compactions_left: int, must_keep_last: bool = False
+    ) -> Window:
         """h' of E9: s, u_resume(summary), and the last k steps, k lowered until C - |h'| >= T_comp.
 
         `must_keep_last`: the last step's observation did not fit into the window just closed, so k is at least 1 and that
         observation is clipped until it fits. Raises CannotResume if even that leaves no room to act.
         """
         base = self._resumed(self._fitting(summary))
-        for k in range(min(self.budget.context.tail_steps, len(steps)), 0, -1):
+        for k in range(min(max(self.budget.context.tail_steps, must_keep_last), len(steps)), 0, -1):
             window = self._window(base, steps[-k:])
             if not self.budget.triggers(len(window)):
                 return window
         if must_keep_last:
-            return self._clipped(base, steps[-1])
+            return self._clipped(base, steps[-1], compactions_left)
         return self._window(base, [])
 
     def _resumed(self, summary: str) -> list[Span]:
@@ -63,14 +65,14 @@ class Compactor:
 
     def _fitting(self, summary: str) -> str:
         """The summary, clipped where its text takes more tokens than it was sampled with (broken special strings do)."""
-        limit = length(self._resumed("")) + self.budget.context.summary_tokens
         keep = self.budget.context.summary_tokens
-        text = summary
+        limit = length(self._resumed("")) + keep
+        text, ids = summary, self.chat.encode(summary)
         while length(self._resumed(text)) > limit:
             if not keep:
                 return ""
             keep = keep * 3 // 4
-            text = self.chat.clip(summary, keep)
+            text = self.chat.clip(summary, ids, keep)
         return text
 
     def _window(self, base: Sequence[Span], steps: Sequence[Step], note: str = "tail") -> Window:
@@ -84,26 +86,33 @@ class Compactor:
                 window.append_context(span.ids, span.role, note)
         return window
 
-    def _clipped(self, base: Sequence[Span], step: Step) -> Window:
+    def _clipped(self, base: Sequence[Span], step: Step, compactions_left: int) -> Window:
         """The largest clip of the step's observation that fits, by bisection over the tokens kept per message."""
-        context = self.budget.context
+        encoded = [self.chat.encode(message["content"]) for message in step.messages]
 
         def window(keep: int) -> Window:
-            messages: list[Message] = [{**m, "content": self.chat.clip(m["content"], keep)} for m in step.messages]
+            messages: list[Message] = [
+                {**message, "content": self.chat.clip(message["content"], ids, keep)}
+                for message, ids in zip(step.messages, encoded, strict=True)
+            ]
             return self._window(base, [Step(step.response_ids, messages)], "clipped")
 
-        low, high = 0, context.budget
-        smallest = window(0)
-        if self.budget.triggers(len(smallest)):
+        best, high = window(0), self.budget.context.budget
+        if self.budget.triggers(len(best)):
             # A window without a new step never compacts, so the step may reach above the trigger as long as the policy
-            # can still answer it and then summarise.
-            if context.budget - len(smallest) < self.budget.reserve + context.min_response:
+            # can still answer it.
+            if not self.budget.can_act(len(best), compactions_left):
                 raise CannotResume("the last step does not fit into the next window, even with its observation cut out")
-            return smallest
+            return best
+        low = 0
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (low, middle) if self.budget.triggers(len(window(middle))) else (middle, high)
-        return window(low)
+            clipped = window(middle)
+            if self.budget.triggers(len(clipped)):
+                high = middle
+            else:
+                low, best = middle, clipped
+        return best
 
 
 def judge(response: Response) -> str | None:

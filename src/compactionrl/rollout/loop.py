@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import time
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
@@ -69,6 +70,10 @@ class _Ended(Exception):
         self.end = end
 
 
+class _OutOfTime(Exception):
+    """The environment did not answer in time."""
+
+
 class _Agent:
     def __init__(
         self,
@@ -84,6 +89,7 @@ class _Agent:
         self.settings, self.seed, self.summariser = settings, seed, summariser
         self.tools: list[Any] | None = getattr(environment, "tools", None)
         self.budget = ContextBudget.measure(settings.context, chat, self.tools)
+        self.stops = frozenset(chat.stop_token_ids)
         self.requests = 0
         self.segments = 0
         self.segment: Segment | None = None
@@ -98,7 +104,7 @@ class _Agent:
         return self.settings.context.max_compactions - self.rollout.compactions
 
     async def run(self) -> None:
-        *system, task = await self.timed(self.environment.start())
+        *system, task = await self.timed(self.environment.start(), self.settings.limits.environment_seconds)
         self.compactor = Compactor(self.budget, self.chat, list(system), task, self.tools)
         first = Window()
         for span in self.compactor.check_task():
@@ -109,9 +115,11 @@ class _Agent:
                 await self.turn()
         except _Ended as ended:
             end = ended.end
-        verdict = await self.environment.verify()
-        self.rollout.reward, self.rollout.details = float(verdict.reward), verdict.details
-        self.rollout.end = end
+        verdict = await self.timed(self.environment.verify(), self.settings.limits.environment_seconds)
+        if not math.isfinite(verdict.reward):
+            raise ValueError(f"the environment's reward is {verdict.reward}: it must be a finite number")
+        self.rollout.reward, self.rollout.end = float(verdict.reward), end
+        self.rollout.details |= verdict.details
 
     async def turn(self) -> None:
         """One step z_i, and what has to happen before the next one."""
@@ -127,9 +135,9 @@ class _Agent:
         used = len(self.window) + length(spans)
         if self.compactions_left:
             if self.budget.triggers(used):
-                await self.compact(messages)
+                await self.compact(messages, used)
                 return
-        elif not self.budget.response_fits(used):
+        elif not self.budget.can_act(used, 0):
             raise _Ended("budget")
         self.append(spans)
 
@@ -156,12 +164,9 @@ class _Agent:
         if left <= 0:
             raise _Ended("time")
         try:
-            async with asyncio.timeout(left) as timer:
-                return await self.timed(self.environment.step(response))
-        except TimeoutError:
-            if timer.expired():
-                raise _Ended("time") from None
-            raise
+            return await self.timed(self.environment.step(response), left)
+        except _OutOfTime:
+            raise _Ended("time") from None
 
     def messages(self, response: Response, observation: Observation) -> list[Message]:
         """The observation as chat messages: one per native call, or one user message."""
@@ -176,15 +181,17 @@ class _Agent:
             for call, content in zip(response.calls, texts, strict=True)
         ]
 
-    async def compact(self, messages: list[Message]) -> None:
-        """Close this window with a summary (E8) and open the next one (E9)."""
-        longest = max(length(self.extension([*messages, request])) for request in requests(self.settings.context))
-        fits = self.budget.summary_fits(len(self.window) + longest)
+    async def compact(self, messages: list[Message], used: int) -> None:
+        """Close this window with a summary (E8) and open the next one (E9). `used`: |h|, the observation included."""
+        fits = self.budget.summary_fits(used) and all(
+            self.budget.summary_fits(len(self.window) + length(self.extension([*messages, request])))
+            for request in requests(self.settings.context)
+        )
         if not fits:
             messages = [{**message, "content": self.settings.context.placeholder} for message in messages]
         summary = await self.summarise(messages, "" if fits else "placeholder")
         try:
-            window = self.compactor.resume(summary, self.steps, must_keep_last=not fits)
+            window = self.compactor.resume(summary, self.steps, self.compactions_left, must_keep_last=not fits)
         except CannotResume as error:
             self.rollout.details["budget"] = str(error)
             raise _Ended("budget") from None
@@ -217,23 +224,27 @@ class _Agent:
         return response.text
 
     async def sample(self, sampler: Sampler, prompt: Sequence[int], max_tokens: int) -> Sampled:
-        seed = int.from_bytes(hashlib.blake2b(f"{self.seed}:{self.requests}".encode(), digest_size=8).digest()) >> 1
+        seed = random_stream(self.seed, self.requests)
         self.requests += 1
         started = time.perf_counter()
-        sampled = await sampler.sample(
-            prompt,
-            max_tokens=max_tokens,
-            stop_token_ids=self.chat.stop_token_ids,
-            temperature=self.settings.temperature,
-            top_p=self.settings.top_p,
-            seed=seed,
-            affinity=self.rollout.id,
-        )
-        self.rollout.sampler_seconds += time.perf_counter() - started
+        try:
+            sampled = await sampler.sample(
+                prompt,
+                max_tokens=max_tokens,
+                stop_token_ids=self.chat.stop_token_ids,
+                temperature=self.settings.temperature,
+                top_p=self.settings.top_p,
+                seed=seed,
+                affinity=self.rollout.id,
+            )
+        finally:
+            self.rollout.sampler_seconds += time.perf_counter() - started
         if sampled.finish == "abort":
             raise RuntimeError("the sampler aborted the request")
         if not 0 < len(sampled.token_ids) <= max_tokens:
             raise RuntimeError(f"the sampler returned {len(sampled.token_ids)} tokens, asked for 1 to {max_tokens}")
+        if not self.stops.isdisjoint(sampled.token_ids[:-1]):
+            raise RuntimeError("the sampler went on behind a stop token")
         return sampled
 
     def new_segment(self, kind: Kind) -> Segment:
@@ -254,20 +265,34 @@ class _Agent:
         for span in spans:
             self.window.append_context(span.ids, span.role, note)
 
-    async def timed(self, call: Awaitable[T]) -> T:
+    async def timed(self, call: Awaitable[T], seconds: float) -> T:
+        """What the environment answers. Its time is counted; raises _OutOfTime after `seconds`."""
         started = time.perf_counter()
         try:
-            return await call
+            async with asyncio.timeout(seconds) as timer:
+                return await call
+        except TimeoutError:
+            if timer.expired():
+                raise _OutOfTime(
+                    f"the environment took longer than limits.environment_seconds ({seconds:g} left)"
+                ) from None
+            raise
         finally:
             self.rollout.environment_seconds += time.perf_counter() - started
 
     async def close(self) -> None:
         """Release what the rollout holds; trouble here does not undo what it achieved, but is recorded."""
-        for name, call in (
-            ("sampler.release", self.sampler.release(self.rollout.id)),
-            ("close", self.environment.close()),
+        for name, release in (
+            ("sampler.release", lambda: self.sampler.release(self.rollout.id)),
+            ("close", self.environment.close),
         ):
             try:
-                await call
+                await release()
             except Exception as error:
                 self.rollout.details[f"{name} failed"] = f"{type(error).__name__}: {error}"
+
+
+def random_stream(seed: int, *path: object) -> int:
+    """The seed of one of the random streams below `seed`: far from those of its neighbours."""
+    digest = hashlib.blake2b(":".join(map(str, (seed, *path))).encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1

@@ -8,10 +8,13 @@ by one, as plain text, and the mark itself never becomes a token. Text without s
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Any
 
 MARK = "\ufdd0"
 """A Unicode noncharacter, reserved for internal use; text from outside that holds it gets U+FFFD instead."""
+SHORT = 256
+"""Characters of a text up to which its ids are remembered."""
 
 
 class PlainTextTokenizer:
@@ -24,27 +27,34 @@ class PlainTextTokenizer:
         self.eos_token_id: int | None = tokenizer.eos_token_id
         added: dict[str, int] = tokenizer.get_added_vocab()
         self.special_ids = frozenset(added.values())
-        names = sorted((re.escape(name) for name in added if len(name) > 1), key=len, reverse=True)
-        self._begins_special = re.compile(f"(?=(?:{'|'.join(names)}))(.)", re.DOTALL) if names else None
         self._single = {ord(name): "\ufffd" for name in added if len(name) == 1}
+        self._names = sorted((name for name in added if len(name) > 1), key=len, reverse=True)
+        self._begins_special = re.compile(f"(?=(?:{'|'.join(map(re.escape, self._names))}))(.)", re.DOTALL)
+        # Only tokens that are matched behind the tokenizer's normalisation can hide in another string.
+        self._can_hide = any(token.normalized for token in tokenizer.added_tokens_decoder.values())
+        # A chat format encodes the same few pieces around every message.
+        self._encode_short = lru_cache(maxsize=4096)(self._encode_plain)
 
     def neutralise(self, text: str) -> str:
         """Break every string in `text` that would encode to a special token."""
         text = text.replace(MARK, "\ufffd").translate(self._single)
-        if self._begins_special is not None:
+        if any(name in text for name in self._names):
             text = self._begins_special.sub(rf"\1{MARK}", text)
-        if not text.isascii() and self.special_ids.intersection(self.encode(text)):
+        if self._can_hide and self.special_ids.intersection(self.encode(text)):
             # The tokenizer's own normalisation made a special string out of another one: break it everywhere.
             text = MARK.join(text.replace(MARK, ""))
         return text
 
     def encode(self, text: str, add_special_tokens: bool = False, **_: Any) -> list[int]:
-        if MARK not in text:
-            return self.base.encode(text, add_special_tokens=False)
-        return [i for piece in text.split(MARK) if piece for i in self.base.encode(piece, add_special_tokens=False)]
+        if MARK in text:
+            return [i for piece in text.split(MARK) if piece for i in self._encode_plain(piece)]
+        return [*self._encode_short(text)] if len(text) <= SHORT else self._encode_plain(text)
 
     def decode(self, token_ids: Any, **options: Any) -> str:
         return self.base.decode(token_ids, **options)
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
         return self.base.convert_tokens_to_ids(tokens)
+
+    def _encode_plain(self, text: str) -> list[int]:
+        return self.base.encode(text, add_special_tokens=False)

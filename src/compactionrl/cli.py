@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -25,6 +26,10 @@ app = typer.Typer(
     epilog="Every key of the configuration is an option of every command: --train.steps 10 --context.budget=4096",
 )
 ConfigFile = Annotated[Path | None, typer.Argument(metavar="CONFIG.toml", dir_okay=False, help="Defaults if left out.")]
+Checkpoint = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", file_okay=False, help="A model folder or a checkpoint; default: model.path."),
+]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -43,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         fail(f"{error.name} is not installed; this command needs: pip install 'compactionrl[train]'")
 
 
-def fail(message: str) -> None:
+def fail(message: str) -> NoReturn:
     print(f"compactionrl: {message}", file=sys.stderr)
     raise SystemExit(2)
 
@@ -87,6 +92,103 @@ def config(context: typer.Context, path: ConfigFile = None) -> None:
     from compactionrl.config_toml import dump
 
     typer.echo(dump(read(context, path)), nl=False)
+
+
+@app.command()
+def train(
+    context: typer.Context,
+    path: ConfigFile = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run folder's latest checkpoint.")] = False,
+) -> None:
+    """Train a policy with CompactionRL into run.folder. Ctrl-C stops after the update in progress; --resume goes on."""
+    settings = read(context, path)
+    from compactionrl.training.trainer import Trainer
+
+    finish(lambda: Trainer(settings, resume=resume).run())
+
+
+@app.command()
+def demo(context: typer.Context, path: ConfigFile = None) -> None:
+    """Measure the base, train, measure again: tables, summary.json and curves.png. Goes on where it was stopped."""
+    settings = read(context, path)
+    from rich.console import Console
+
+    from compactionrl.demo import demo
+
+    finish(lambda: demo(settings, Console()))
+
+
+def finish(run: Callable[[], bool]) -> None:
+    """Run to the end; exit code 130 if a signal stopped it before."""
+    from compactionrl.rollout.collect import CollectionError
+    from compactionrl.training.optimiser import TrainingError
+
+    try:
+        finished = run()
+    except (CollectionError, TrainingError) as error:
+        fail(str(error))
+    if not finished:
+        raise typer.Exit(130)
+
+
+@app.command("eval")
+def evaluate(
+    context: typer.Context,
+    path: ConfigFile = None,
+    checkpoint: Checkpoint = None,
+    modes: Annotated[str | None, typer.Option(help="Such as x1,x4,long; default: evaluation.modes.")] = None,
+    tasks: Annotated[int | None, typer.Option(min=1, help="Held-out tasks; default: evaluation.final_tasks.")] = None,
+    summariser: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Another checkpoint that writes the summaries instead.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Also write the results here.")] = None,
+) -> None:
+    """Measure a checkpoint on held-out tasks: one window (x1), with compaction (x4), one long window."""
+    chosen = {"evaluation.modes": modes.split(",")} if modes else {}
+    config = load_config(path, {**(context.obj or {}), **chosen})
+    from rich.console import Console
+
+    from compactionrl import build
+    from compactionrl.evaluation.report import behaviour_table, pass_table
+    from compactionrl.measure import measure
+
+    folder = checkpoint or build.model_folder(config)
+    n = tasks or config.evaluation.final_tasks
+    results = measure(config, folder, modes=config.evaluation.modes, n_tasks=n, summariser=summariser)
+    console = Console()
+    for table in (pass_table, behaviour_table):
+        console.print(table({folder.name: results}))
+    for mode, result in results.items():
+        for cause, count in result["error_causes"].items():
+            console.print(f"{mode}: {count} rollouts broke down and are not in the figures: {cause}", markup=False)
+    if output:
+        output.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
+
+
+@app.command()
+def rollout(
+    context: typer.Context,
+    path: ConfigFile = None,
+    checkpoint: Checkpoint = None,
+    mode: Annotated[str, typer.Option(help="x1, x4 or long.")] = "x4",
+    split: Annotated[str, typer.Option(help="train or heldout.")] = "heldout",
+    index: Annotated[int, typer.Option(help="Number of the task.")] = 0,
+    characters: Annotated[int, typer.Option(min=0, help="Shown of each turn at most; 0: all.")] = 200,
+) -> None:
+    """Play one task and show the rollout: windows, turns, what was summarised, what survived."""
+    config = load_config(path, {**(context.obj or {}), "evaluation.modes": [mode]})
+    from rich.console import Console
+
+    from compactionrl import build
+    from compactionrl.evaluation.modes import for_mode
+    from compactionrl.measure import play
+    from compactionrl.show import show
+
+    folder = checkpoint or build.model_folder(config)
+    played, chat = play(config, folder, mode=mode, split=split, index=index)
+    console = Console()
+    for line in show(played, chat.decode, for_mode(config, mode), characters=characters):
+        console.print(line)
 
 
 if __name__ == "__main__":

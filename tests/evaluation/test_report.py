@@ -34,11 +34,14 @@ def test_pass_table() -> None:
 
 
 def test_behaviour_table_shows_errors_beside_every_figure() -> None:
-    line = next(
-        line for line in printed(behaviour_table({"base": {"x4": result(3, 1)}})).splitlines() if "base" in line
-    )
-    cells = [cell.strip() for cell in line.strip("│").split("│")]
-    assert cells == ["base", "x4", "4", "0.75", "1.00", "0.00", "0.00", "–", "0.00", "25.0%", "–", "0", "2"]
+    lines = printed(behaviour_table({"base": {"x4": result(3, 1)}, "trained": {"x4": result(0, 0)}})).splitlines()
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if line.startswith("│")]
+    table = {label: cells for label, *cells in rows}
+    assert table["rollouts"] == ["4", "0"]
+    assert table["errors (left out)"] == ["2", "2"]
+    assert table["reward"] == ["0.75", "–"]
+    assert table["out of budget"] == ["25.0%", "–"]
+    assert table["Pass@1 of those"] == ["–", "–"]
 
 
 def test_curves_draw_what_is_there(tmp_path: Path) -> None:

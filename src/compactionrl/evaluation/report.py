@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 Results = Mapping[str, Mapping[str, Any]]
@@ -21,32 +22,20 @@ def pass_table(policies: Mapping[str, Results]) -> Table:
     for mode in modes:
         table.add_column(mode, justify="right")
     for name, results in policies.items():
-        table.add_row(name, *(rate(results[mode]) if mode in results else "" for mode in modes))
+        table.add_row(escape(name), *(rate(results[mode]) if mode in results else "" for mode in modes))
     return table
 
 
 def behaviour_table(policies: Mapping[str, Results]) -> Table:
-    """What the rollouts did: one row per policy and mode."""
-    table = Table(title="Behaviour, means per rollout", title_justify="left")
-    table.add_column("policy")
-    table.add_column("mode")
-    for heading in ("n", "reward", "turns", "calls", "compactions", "summary tokens", "tokens per turn"):
+    """What the rollouts did: one column per policy and mode."""
+    columns = [
+        (f"{escape(name)}\n{mode}", result) for name, results in policies.items() for mode, result in results.items()
+    ]
+    table = Table("per rollout", title="Behaviour", title_justify="left")
+    for heading, _ in columns:
         table.add_column(heading, justify="right")
-    for heading in ("out of budget", "Pass@1 if compacted", "rejected summaries", "errors"):
-        table.add_column(heading, justify="right")
-    for name, results in policies.items():
-        for mode, result in results.items():
-            means = [result[key] for key in ("reward", "turns", "tool_calls", "compactions", "summary_tokens")]
-            table.add_row(
-                name,
-                mode,
-                str(result["n"]),
-                *map(number, [*means, result["response_tokens"]]),
-                percent(result["budget_exhausted"]),
-                rate(result["compacted"]),
-                str(sum(result["rejected_summaries"].values())),
-                str(result["errors"]),
-            )
+    for label, show in BEHAVIOUR.items():
+        table.add_row(label, *(show(result) for _, result in columns))
     return table
 
 
@@ -89,3 +78,20 @@ def curves(metrics: Sequence[Mapping[str, Any]], panels: Mapping[str, Mapping[st
             axis.legend()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
+
+
+BEHAVIOUR: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "rollouts": lambda result: str(result["n"]),
+    "errors (left out)": lambda result: str(result["errors"]),
+    "reward": lambda result: number(result["reward"]),
+    "turns": lambda result: number(result["turns"]),
+    "tool calls": lambda result: number(result["tool_calls"]),
+    "tokens per turn": lambda result: number(result["response_tokens"]),
+    "compactions": lambda result: number(result["compactions"]),
+    "compacted at all": lambda result: str(result["compacted"]["n"]),
+    "Pass@1 of those": lambda result: percent(result["compacted"]["pass_at_1"]),
+    "tokens per summary": lambda result: number(result["summary_tokens"]),
+    "rejected summaries": lambda result: str(sum(result["rejected_summaries"].values())),
+    "out of budget": lambda result: percent(result["budget_exhausted"]),
+}
+"""The rows of the behaviour table."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,9 @@ def prompt_of(length: int, seed: int) -> list[int]:
     return random.Random(seed).choices(range(VOCAB), k=length)
 
 
-async def play(sampler: LocalSampler, number: int, turns: int = 4, temperature: float = 1.0, top_p: float = 1.0) -> list:
+async def play(
+    sampler: LocalSampler, number: int, turns: int = 4, temperature: float = 1.0, top_p: float = 1.0
+) -> list:
     """A rollout: turns of different lengths, halfway a compaction to a new window that shares the first tokens.
 
     Returns (the whole sequence, number of sampled tokens at its end, log-probabilities) of every turn.
@@ -87,7 +90,7 @@ def test_logprobs_are_those_of_a_plain_forward(temperature: float, top_p: float,
     save_policy(MODEL, tmp_path)
     hf = AutoModelForCausalLM.from_pretrained(tmp_path)
     records = asyncio.run(play_all(new_sampler(max_rows=max_rows), range(12), temperature=temperature, top_p=top_p))
-    for window, n, logprobs in sum(records, []):
+    for window, n, logprobs in chain.from_iterable(records):
         expected = reference_logprobs(hf, window, n, temperature)
         torch.testing.assert_close(torch.tensor(logprobs), expected, rtol=0, atol=1e-5)
 
@@ -287,6 +290,19 @@ def test_a_failing_step_reaches_every_waiting_request_and_the_sampler_recovers(m
             results = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 10)
         assert [str(result) for result in results] == ["no room"] * 5
         assert await ask(sampler, prompt_of(10, 0), 5, affinity="0") == before
+
+    asyncio.run(run())
+
+
+def test_requests_end_with_the_engine_when_it_is_cancelled() -> None:
+    async def run() -> None:
+        request = asyncio.create_task(ask(new_sampler(), [1, 2], 100))
+        await asyncio.sleep(0)
+        for engine in asyncio.all_tasks() - {request, asyncio.current_task()}:
+            engine.cancel()
+        done, _ = await asyncio.wait([request], timeout=10)
+        assert done
+        assert request.cancelled()
 
     asyncio.run(run())
 

@@ -12,8 +12,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from compactionrl.models.config import ModelConfig
 
-GRANULE = 64
-"""Tokens per row grow in multiples of this."""
+SMALLEST = 64
+"""Tokens per row to begin with."""
 
 
 class Chunk(NamedTuple):
@@ -27,11 +27,14 @@ class Chunk(NamedTuple):
 class KVCache:
     """Per layer, keys and values [rows, kv_heads, tokens, head_dim]: row by row, position by position, rotated.
 
-    Memory grows by doubling with the rows and the tokens in use. Who owns a row, and which of its positions hold what, is
-    for the caller to know: positions at and after a chunk's end are never read.
+    Memory grows by doubling with the rows and the tokens in use, up to `max_rows` and `max_tokens`. Who owns a row, and
+    what its positions hold, is for the caller to know: a chunk sees all positions before its end.
     """
 
-    def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: ModelConfig, max_rows: int, max_tokens: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.max_rows, self.max_tokens = max_rows, max_tokens
         self.kv_heads, self.head_dim = config.num_key_value_heads, config.head_dim
         self.rows, self.tokens = 0, 0
         empty = torch.zeros(0, self.kv_heads, 0, self.head_dim, device=device, dtype=dtype)
@@ -47,9 +50,9 @@ class KVCache:
         if rows <= self.rows and tokens <= self.tokens:
             return
         if rows > self.rows:
-            self.rows = max(rows, 2 * self.rows)
+            self.rows = min(max(rows, 2 * self.rows), self.max_rows)
         if tokens > self.tokens:
-            self.tokens = -(-max(tokens, 2 * self.tokens) // GRANULE) * GRANULE
+            self.tokens = min(max(tokens, 2 * self.tokens, SMALLEST), self.max_tokens)
         self.keys = [self._grown(old) for old in self.keys]
         self.values = [self._grown(old) for old in self.values]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from compactionrl.models.transformer import Transformer
 from compactionrl.samplers.drawing import draw, uniforms
 from compactionrl.samplers.kv_cache import Chunk, KVCache
 from compactionrl.samplers.protocol import Sampled
+from compactionrl.samplers.rows import Request, Row, Rows
 
 STEP_TOKENS = 4096
 """Most tokens that one forward computes; longer prompts take several steps while other rows go on sampling."""
@@ -27,59 +28,11 @@ class SamplerStats:
 
     sampled_tokens: int = 0
     prefilled_tokens: int = 0
-    """Tokens that were computed but not sampled in the step before: new prompt tokens, and all tokens after new weights."""
+    """Tokens computed other than the one sampled in the step before: new prompt tokens, and all after new weights."""
     reused_tokens: int = 0
     """Prompt tokens whose keys and values were still there."""
     steps: int = 0
     seconds: float = 0.0
-
-
-@dataclass(eq=False)
-class Request:
-    token_ids: list[int]
-    max_tokens: int
-    stop: frozenset[int]
-    temperature: float
-    top_p: float
-    seed: int
-    affinity: str
-    future: asyncio.Future[Sampled]
-    sampled: Sampled = field(default_factory=lambda: Sampled([], [], "length", []))
-
-    def add(self, token: int, logprob: float, version: int) -> bool:
-        """Append a sampled token; True if it was the last."""
-        self.sampled.token_ids.append(token)
-        self.sampled.logprobs.append(logprob)
-        self.sampled.versions.append(version)
-        if token in self.stop:
-            self.sampled.finish = "stop"
-            return True
-        return len(self.sampled.token_ids) == self.max_tokens
-
-
-@dataclass(eq=False)
-class Row:
-    """A row of the cache: it holds keys and values of `tokens[:cached]`; the rest is computed in the next steps."""
-
-    slot: int
-    tokens: list[int] = field(default_factory=list)
-    cached: int = 0
-    request: Request | None = None
-    last_used: int = 0
-
-    @property
-    def pending(self) -> int:
-        """Tokens to compute before the next one can be sampled."""
-        return len(self.tokens) - self.cached
-
-    def begin(self, request: Request) -> int:
-        """Take a request on: keep the longest common prefix, but compute the last token, which gives the logits."""
-        prompt = request.token_ids
-        known = min(self.cached, len(prompt) - 1)
-        if self.tokens[:known] != prompt[:known]:
-            known = next(i for i in range(known) if self.tokens[i] != prompt[i])
-        self.tokens, self.cached, self.request = list(prompt), known, request
-        return known
 
 
 class LocalSampler:
@@ -92,7 +45,7 @@ class LocalSampler:
 
     Runs inside asyncio, without threads: the same requests in the same order give bit-identical results, and a request's
     tokens depend on its neighbours only by rounding. If a step fails, every open request raises its exception. The model
-    is used as it stands: after changing its weights, call `weights_changed`.
+    is used as it stands, on its own device: after changing its weights, call `weights_changed`.
     """
 
     def __init__(
@@ -109,16 +62,13 @@ class LocalSampler:
             raise ValueError(f"the model is on {self.device}, not on {device}: move it first")
         if max_rows < 1 or max_tokens_per_row < 2:
             raise ValueError(
-                f"max_rows {max_rows} must be at least 1, max_tokens_per_row {max_tokens_per_row} at least 2"
+                f"max_rows {max_rows} must be 1 or more, max_tokens_per_row {max_tokens_per_row} 2 or more"
             )
-        self.max_rows = max_rows
         self.max_tokens_per_row = max_tokens_per_row
         self.policy_version = 0
         self.stats = SamplerStats()
-        self._cache = KVCache(model.config, self.device, model.head_weight.dtype)
-        self._rows: dict[str, Row] = {}
-        self._free = list(range(max_rows))[::-1]
-        self._waiting: list[Request] = []
+        self._rows = Rows(max_rows)
+        self._cache = KVCache(model.config, max_rows, max_tokens_per_row, self.device, model.head_weight.dtype)
         self._engine: asyncio.Task[None] | None = None
 
     async def sample(
@@ -139,23 +89,29 @@ class LocalSampler:
         """
         self._check(token_ids, max_tokens, temperature, top_p)
         request = Request(
-            list(token_ids), max_tokens, frozenset(stop_token_ids), temperature, top_p, seed % 2**64, affinity,
-            asyncio.get_running_loop().create_future(),
-        )  # fmt: skip
-        self._waiting.append(request)
+            token_ids=list(token_ids),
+            max_tokens=max_tokens,
+            stop=frozenset(stop_token_ids),
+            temperature=temperature,
+            top_p=top_p,
+            seed=seed % 2**64,
+            affinity=affinity,
+            future=asyncio.get_running_loop().create_future(),
+        )
+        self._rows.waiting.append(request)
         if self._engine is None or self._engine.done():
             self._engine = asyncio.create_task(self._run())
         try:
             return await request.future
         finally:
-            self._withdraw(request)
+            self._rows.withdraw(request)
 
     async def release(self, affinity: str) -> None:
-        """Give up the row of a rollout that has ended. Raises RuntimeError while a request of it is open."""
-        row = self._rows.get(affinity)
+        """Give up the row of a rollout that has ended. Raises RuntimeError while a request of it is running."""
+        row = self._rows[affinity]
         if row is not None and row.request is not None:
             raise RuntimeError(f"release of {affinity!r} while it is sampling: cancel or await the request first")
-        self._drop(affinity)
+        self._rows.drop(affinity)
 
     def weights_changed(self, version: int) -> None:
         """The model's weights are now those of `version`: nothing computed with the old ones is used again.
@@ -163,8 +119,7 @@ class LocalSampler:
         A request in the middle of sampling goes on with the new weights; `Sampled.versions` says which token had which.
         """
         self.policy_version = version
-        for row in self._rows.values():
-            row.cached = 0
+        self._rows.forget()
 
     def _check(self, token_ids: Sequence[int], max_tokens: int, temperature: float, top_p: float) -> None:
         if not token_ids:
@@ -181,132 +136,63 @@ class LocalSampler:
         if not temperature >= 0 or not 0 < top_p <= 1:
             raise ValueError(f"temperature {temperature} must be >= 0, top_p {top_p} in (0, 1]")
 
-    # The engine: one task that lives while requests are open.
-
     async def _run(self) -> None:
+        """The engine: a task that lives while requests are open."""
         try:
             passes = TURNAROUND
             while True:
                 for _ in range(passes):
                     await asyncio.sleep(0)
-                if not self._waiting and not any(row.request for row in self._rows.values()):
+                if not self._rows.open:
                     return
                 passes = TURNAROUND if self._step() else 1
         except Exception as error:
             self._abandon(error)
         except BaseException:
-            self._abandon(None)
+            self._abandon(asyncio.CancelledError())
             raise
 
-    def _abandon(self, error: Exception | None) -> None:
-        """Every open request raises `error` (None: is cancelled). The cache may be half written: nothing of it is kept."""
-        requests = self._waiting + [row.request for row in self._rows.values() if row.request]
-        self._waiting = []
-        for affinity, row in list(self._rows.items()):
-            row.request = None
-            self._drop(affinity)
+    def _abandon(self, error: BaseException) -> None:
+        """Every open request raises `error`. The cache may be half written: nothing of it is kept."""
+        requests = self._rows.open
+        self._rows.clear()
         for request in requests:
-            if request.future.done():
-                continue
-            if error is None:
-                request.future.cancel()
-            else:
+            if not request.future.done():
                 request.future.set_exception(error)
-
-    def _withdraw(self, request: Request) -> None:
-        """Take back a request whose caller has gone; nothing to do for one that was answered."""
-        if request in self._waiting:
-            self._waiting.remove(request)
-        row = self._rows.get(request.affinity)
-        if row is not None and row.request is request:
-            row.request = None
-
-    def _drop(self, affinity: str) -> None:
-        row = self._rows.pop(affinity, None)
-        if row is not None:
-            self._free.append(row.slot)
-            self._free.sort(reverse=True)
-
-    # One step: admit, compute, draw.
 
     @torch.inference_mode()
     def _step(self) -> int:
-        """Advance every row that has a request; returns the number of requests that were answered."""
+        """One forward for every row that has a request; returns the number of requests that were answered."""
         began = time.perf_counter()
-        if self._waiting:
-            self._admit()
-        due = self._due()
+        if self._rows.waiting:
+            self.stats.reused_tokens += sum(row.cached for row in self._rows.admit())
+        due = self._rows.due(STEP_TOKENS)
         attention = self._cache.extend([chunk for _, chunk in due])
         ids = [token for row, chunk in due for token in row.tokens[chunk.start : chunk.start + chunk.length]]
         hidden = self.model.model(torch.tensor(ids, device=self.device), attention.positions, attention)
-        answered = self._draw(due, hidden)
+        answered = self._sample_next(due, hidden)
         self.stats.steps += 1
         self.stats.seconds += time.perf_counter() - began
         return answered
 
-    def _admit(self) -> None:
-        """Give waiting requests rows: first those whose rollout has one, then the others, in order of arrival."""
-        wanted = {request.affinity for request in self._waiting}
-        newcomers = []
-        for request in self._waiting:
-            row = self._rows.get(request.affinity)
-            if row is not None and row.request is None:
-                self._begin(row, request)
-            else:
-                newcomers.append(request)
-        self._waiting = []
-        for request in newcomers:
-            row = None if request.affinity in self._rows else self._new_row(request.affinity, wanted)
-            if row is None:
-                self._waiting.append(request)
-            else:
-                self._begin(row, request)
-
-    def _begin(self, row: Row, request: Request) -> None:
-        self.stats.reused_tokens += row.begin(request)
-
-    def _new_row(self, affinity: str, wanted: set[str]) -> Row | None:
-        """A free row, or the one that has been idle longest and that no waiting request wants."""
-        if not self._free:
-            idle = [name for name, row in self._rows.items() if row.request is None and name not in wanted]
-            if not idle:
-                return None
-            self._drop(min(idle, key=lambda name: self._rows[name].last_used))
-        self._rows[affinity] = Row(self._free.pop())
-        return self._rows[affinity]
-
-    def _due(self) -> list[tuple[Row, Chunk]]:
-        """What this step computes, at most STEP_TOKENS tokens; rows with a single one come first, in slot order."""
-        rows = [row for row in self._rows.values() if row.request]
-        rows.sort(key=lambda row: (row.pending > 1, row.slot))
-        due, room = [], STEP_TOKENS
-        for row in rows:
-            count = min(row.pending, room)
-            if count > 0:
-                due.append((row, Chunk(row.slot, row.cached, count)))
-                room -= count
-        due.sort(
-            key=lambda item: (item[1].length > 1, item[1].row)
-        )  # a prompt may have been cut to its last single token
-        return due
-
-    def _draw(self, due: list[tuple[Row, Chunk]], hidden: torch.Tensor) -> int:
-        """Sample a token in every row that is computed to its end."""
-        rows, ends, end = [], [], -1
+    def _sample_next(self, due: list[tuple[Row, Chunk]], hidden: torch.Tensor) -> int:
+        """Sample a token in every row that is now computed to its end."""
+        rows, requests, ends, end = [], [], [], -1
         for row, chunk in due:
             end += chunk.length
             row.cached += chunk.length
             self.stats.prefilled_tokens += chunk.length
-            if row.pending == 0:
+            if row.pending == 0 and row.request is not None:
                 rows.append(row)
+                requests.append(row.request)
                 ends.append(end)
         if not rows:
             return 0
-        requests = [row.request for row in rows if row.request]
-        drawn = self._sampled_tokens(requests, hidden[ends] @ self.model.head_weight.T)
-        return sum(self._append(row, *token) for row, token in zip(rows, drawn, strict=True))
+        drawn = self._draw(requests, hidden[ends] @ self.model.head_weight.T)
+        return sum(self._append(*item) for item in zip(rows, requests, drawn, strict=True))
 
-    def _sampled_tokens(self, requests: list[Request], logits: torch.Tensor) -> Iterable[tuple[int, float]]:
+    def _draw(self, requests: list[Request], logits: torch.Tensor) -> Iterable[tuple[int, float]]:
+        """The next token of each request and its log-probability."""
         uniform = uniforms(
             np.array([request.seed for request in requests], dtype=np.uint64),
             np.array([len(request.sampled.token_ids) for request in requests], dtype=np.uint64),
@@ -319,15 +205,13 @@ class LocalSampler:
         )
         return zip(tokens.tolist(), logprobs.tolist(), strict=True)
 
-    def _append(self, row: Row, token: int, logprob: float) -> bool:
-        """Give a row's request its next token; answer it and return True if that was the last."""
-        request = row.request
-        assert request is not None
-        first = not request.sampled.token_ids
+    def _append(self, row: Row, request: Request, drawn: tuple[int, float]) -> bool:
+        """Give a request its next token; answer it and return True if that was the last."""
         self.stats.sampled_tokens += 1
-        self.stats.prefilled_tokens -= not first  # the token sampled in the step before is no prompt
-        row.tokens.append(token)
-        if not request.add(token, logprob, self.policy_version):
+        if request.sampled.token_ids:
+            self.stats.prefilled_tokens -= 1  # its token of the step before was no prompt
+        row.tokens.append(drawn[0])
+        if not request.add(*drawn, self.policy_version):
             return False
         row.request, row.last_used = None, self.stats.steps
         if not request.future.done():

@@ -1,5 +1,6 @@
 """The command line: overrides, messages and exit codes. What the commands compute is tested where it is computed."""
 
+import json
 import os
 import subprocess
 import sys
@@ -85,3 +86,104 @@ def test_threads_are_set_before_torch_can_be_imported() -> None:
             [sys.executable, "-c", script], env=clean | given, capture_output=True, text=True, check=True
         )
         assert ran.stdout.splitlines()[-1] == expected
+
+
+@pytest.fixture
+def tiny(base: Path, tmp_path: Path) -> list[str]:
+    """The demo with a random base, four rollouts a batch, two policy updates."""
+    keys = {
+        "model.path": str(base),
+        "run.folder": str(tmp_path / "run"),
+        "limits.turns": 8,
+        "train.steps": 2,
+        "train.rollouts_per_step": 4,
+        "train.value_pretraining_steps": 1,
+        "evaluation.every": 0,
+        "evaluation.tasks": 2,
+        "evaluation.final_tasks": 4,
+    }
+    return [str(DEMO), *(f"--{key}={value}" for key, value in keys.items())]
+
+
+def test_demo_measures_trains_measures_and_is_shown_again(
+    capsys: pytest.CaptureFixture[str], tiny: list[str], tmp_path: Path
+) -> None:
+    code, out, _ = run(capsys, "demo", *tiny)
+    assert code == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary.keys() == {"base", "trained", "minutes", "resumed"}
+    for policy in ("base", "trained"):
+        assert summary[policy].keys() == {"x1", "x4", "long"}
+        for result in summary[policy].values():
+            assert {key: result[key] for key in ("pass_at_1", "low", "n")} == {"pass_at_1": 0.0, "low": 0.0, "n": 4}
+    assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert "trained" in out
+
+    again, shown, _ = run(capsys, "demo", *tiny)
+    assert again == 0
+    assert "complete" in shown
+    assert out.endswith(shown[shown.index("Pass@1") :])
+
+
+def test_train_refuses_a_used_folder_and_resumes(
+    capsys: pytest.CaptureFixture[str], tiny: list[str], tmp_path: Path
+) -> None:
+    assert run(capsys, "train", *tiny)[0] == 0
+    code, _, err = run(capsys, "train", *tiny)
+    assert code == 2
+    assert "--resume" in err
+    assert run(capsys, "train", *tiny, "--resume", "--train.steps=3")[0] == 0
+    steps = [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert max(steps) == 3
+
+    code, out, _ = run(
+        capsys, "eval", *tiny, "--checkpoint", str(tmp_path / "run" / "checkpoints" / "step-000003"), "--modes", "x1"
+    )
+    assert code == 0
+    assert "step-000003" in out
+
+
+def test_eval_writes_what_it_shows(
+    capsys: pytest.CaptureFixture[str], tiny: list[str], base: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "results.json"
+    arguments = ["--modes", "x4,x1", "--tasks", "3", "--output", str(file), "--summariser", str(base)]
+    code, out, _ = run(capsys, "eval", *tiny, *arguments)
+    assert code == 0
+    results = json.loads(file.read_text())
+    assert list(results) == ["x4", "x1"]
+    assert [result["n"] for result in results.values()] == [3, 3]
+    assert "long" not in out
+
+
+def test_rollout_shows_the_rollout_that_eval_measures(capsys: pytest.CaptureFixture[str], tiny: list[str]) -> None:
+    code, out, _ = run(capsys, "rollout", *tiny, "--index", "1", "--mode", "x1")
+    assert code == 0
+    assert "notes-heldout-1  x1-heldout-1" in out
+    assert "window 1" in out
+    assert "window 2" not in out
+    assert run(capsys, "rollout", *tiny, "--index", "1", "--mode", "x1")[1] == out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["eval", "--modes", "x1,x9"], ["evaluation.modes", "x4"]),
+        (["eval", "--tasks", "0"], ["--tasks"]),
+        (["eval", "--checkpoint", str(DEMO.parent)], ["no policy can be loaded from", "config.json"]),
+        (["eval", "--model.path", "nowhere"], ["model.path", "nowhere"]),
+        (["rollout", "--index", "-1"], ["--index"]),
+        (["rollout", "--split", "test"], ["test", "heldout"]),
+        (["rollout", "--mode", "x9"], ["x9", "x4"]),
+        (["train", "--sampling.top_p", "0.5"], ["sampling.top_p"]),
+        (["train", "--environment.tasks", "nowhere:Tasks"], ["environment.tasks", "nowhere"]),
+        (["train", "--resume"], ["run.folder", "without --resume"]),
+    ],
+)
+def test_commands_refuse_what_cannot_work(
+    capsys: pytest.CaptureFixture[str], tiny: list[str], arguments: list[str], words: list[str]
+) -> None:
+    code, _, err = run(capsys, arguments[0], *tiny, *arguments[1:])
+    assert code == 2
+    assert "Traceback" not in err
+    assert [word for word in words if word not in err] == []

@@ -53,6 +53,8 @@ def measure(
 
 def play(config: Config, folder: Path, *, mode: str, split: str, index: int) -> tuple[Rollout, ChatFormat]:
     """One rollout of one task, the same that an evaluation would give."""
+    if split not in ("train", "heldout"):
+        raise ConfigError(f"--split {split}: choose train or heldout")
     context = for_mode(config, mode)
     tasks = build.build_tasks(config)
     if not 0 <= index < tasks.size(split):

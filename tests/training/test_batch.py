@@ -97,7 +97,7 @@ def test_a_window_without_optimised_tokens_is_not_in_the_forward_pass() -> None:
 @given(st.integers(0, 10_000), st.booleans(), st.booleans(), st.integers(1, 60))
 def test_accounting_and_coverage(seed: int, summaries: bool, train_timed_out: bool, budget: int) -> None:
     """Invariant 1: every sampled token is trained once, or excluded or rejected with a reason."""
-    rollouts = random_rollouts(4, seed) + [random_rollout(4, seed, end="time")]
+    rollouts = [*random_rollouts(4, seed), random_rollout(4, seed, end="time")]
     batch = build_batch(rollouts, TrainConfig(summaries=summaries, train_timed_out=train_timed_out))
     counts = dict(batch.accounting)
     sampled = sum(s >= 0 for r in rollouts for w in r.windows for s in w.segment_ids)

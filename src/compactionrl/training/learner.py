@@ -73,7 +73,7 @@ class Learner:
 
     def update(self, batch: Batch, credit: Credit, *, train_policy: bool = True) -> dict[str, float]:
         """All updates of one batch; returns what to log. Without optimised tokens nothing is updated."""
-        metrics = {"tokens/trained": float(batch.layout.count)}
+        metrics: dict[str, float] = {}
         if not batch.layout.count:
             return metrics
         if self.critic is not None:

@@ -1,0 +1,257 @@
+"""The loop: what it leaves behind, how it stops and goes on, what it refuses."""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import tomllib
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from training_tasks import Chatter, make_base, tiny_config
+
+from compactionrl.config import Config, ConfigError, load_config
+from compactionrl.evaluation.evaluate import evaluate
+from compactionrl.rollout.collect import CollectionError
+from compactionrl.training.learner import Learner
+from compactionrl.training.order import task_order
+from compactionrl.training.records import read_rollouts
+from compactionrl.training.trainer import Trainer
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def train(config: Config, **options: Any) -> tuple[bool, str]:
+    """Run to the end; returns whether it finished, and what it said."""
+    console = Console(file=StringIO(), width=200)
+    finished = Trainer(config, console=console, **options).run()
+    return finished, console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """Of all tensors in the final checkpoint."""
+    files = sorted((folder / "checkpoints" / "step-000006").rglob("*.safetensors"))
+    assert len(files) == 4
+    return {str(f.relative_to(folder)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    """All lines, without what the clock decides."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.partition("pretraining/")[2].startswith(("time", "speed"))
+             and not k.startswith(("time", "speed"))} for line in lines]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run."""
+    tmp = tmp_path_factory.mktemp("reference")
+    make_base(tmp / "base")
+    finished, _ = train(tiny_config(tmp))
+    assert finished
+    return tmp
+
+
+@pytest.fixture
+def tmp(reference: Path, tmp_path: Path) -> Path:
+    (tmp_path / "base").symlink_to(reference / "base")
+    return tmp_path
+
+
+def same_as(reference: Path, tmp: Path) -> None:
+    assert hashes(tmp / "run") == hashes(reference / "run")
+    assert metrics(tmp / "run") == metrics(reference / "run")
+    names = sorted(path.name for path in (reference / "run" / "rollouts").iterdir())
+    assert sorted(path.name for path in (tmp / "run" / "rollouts").iterdir()) == names
+    for name in names:
+        expected, found = (read_rollouts(folder / "run" / "rollouts" / name) for folder in (reference, tmp))
+        assert [(r.id, r.reward, r.windows) for r in found] == [(r.id, r.reward, r.windows) for r in expected]
+
+
+def test_what_a_run_leaves_behind(reference: Path) -> None:
+    run = reference / "run"
+    config = tiny_config(reference)
+    assert load_config(run / "config.toml") == config
+    lines = metrics(run)
+    assert [(line["phase"], line["step"]) for line in lines] == [
+        ("value", 1), ("value", 2), ("eval", 0), ("train", 1), ("train", 2), ("train", 3), ("eval", 3),
+        ("train", 4), ("train", 5), ("train", 6), ("eval", 6),
+    ]  # fmt: skip
+    for line in lines:
+        if line["phase"] == "train":
+            counts = {k.removeprefix("tokens/"): v for k, v in line.items() if k.startswith("tokens/")}
+            assert counts.pop("sampled") == sum(counts.values())
+            assert counts["trained"] > 0
+            assert line["policy/skipped"] == line["critic/skipped"] == 0
+    state = json.loads((run / "checkpoints" / "step-000006" / "state.json").read_text())
+    assert state["units"] == 8 * 6
+    best = max((line for line in lines if line["phase"] == "eval"), key=lambda line: line["eval/x4/pass_at_1"])
+    assert state["best"]["step"] == best["step"]
+    assert (run / "checkpoints" / "best").resolve().name == state["best"]["checkpoint"]
+
+
+def test_value_pretraining_leaves_the_base_alone(reference: Path) -> None:
+    base = (reference / "base" / "model.safetensors").read_bytes()
+    pretrained = reference / "run" / "checkpoints" / "value-000002" / "policy" / "model.safetensors"
+    final = reference / "run" / "checkpoints" / "step-000006" / "policy" / "model.safetensors"
+    if pretrained.exists():  # unless a later policy did better at x4
+        assert pretrained.read_bytes() == base
+    assert final.read_bytes() != base
+
+
+def test_each_task_is_trained_once(reference: Path) -> None:
+    files = (reference / "run" / "rollouts").iterdir()
+    tasks = [rollout.task_id for path in files for rollout in read_rollouts(path)]
+    assert len(tasks) == len(set(tasks)) == 8 * 6
+
+
+def interrupt_at(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, call: int) -> None:
+    """Send SIGINT at the `call`-th call of a method."""
+    method, count = getattr(owner, name), 0
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == call:
+            os.kill(os.getpid(), signal.SIGINT)
+        return method(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, wrapper)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "call", "stopped_after"),
+    [
+        (Chatter, "step", 5, "value-000000"),  # while collecting the first batch of all
+        (Chatter, "start", 6 + 4, "value-000001"),
+        (Learner, "update_critic", 3, "value-000002"),  # within an update: it is finished first
+        (Learner, "update_policy", 3, "step-000003"),
+    ],
+)
+def test_ctrl_c_and_resume_change_nothing(
+    reference: Path, tmp: Path, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, call: int, stopped_after: str
+) -> None:
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, owner, name, call)
+        finished, said = train(tiny_config(tmp))
+    assert not finished
+    assert f"stopped after {stopped_after}" in said
+    assert "--resume" in said
+    assert (tmp / "run" / "checkpoints" / stopped_after).is_dir()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finished, _ = train(tiny_config(tmp), resume=True)
+    assert finished
+    same_as(reference, tmp)
+
+
+def test_ctrl_c_during_an_evaluation(reference: Path, tmp: Path) -> None:
+    async def interrupted(*args: Any, **options: Any) -> dict[str, dict[str, Any]]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return await evaluate(*args, **options)
+
+    finished, said = train(tiny_config(tmp), evaluate=interrupted)
+    assert not finished
+    assert "stopped after value-000002" in said
+    finished, _ = train(tiny_config(tmp), resume=True)
+    assert finished
+    same_as(reference, tmp)
+
+
+def test_a_damaged_checkpoint_costs_only_time(reference: Path, tmp_path: Path) -> None:
+    shutil.copytree(reference / "run", tmp_path / "run", symlinks=True)
+    (tmp_path / "run" / "checkpoints" / "step-000006" / "state.json").write_text("{")
+    finished, said = train(tiny_config(reference, run__folder=str(tmp_path / "run")), resume=True)
+    assert finished
+    assert "step-000006 is incomplete" in said
+    same_as(reference, tmp_path)
+
+
+def test_a_finished_run_resumed_does_nothing_and_more_steps_go_on(tmp: Path) -> None:
+    train(tiny_config(tmp, train__steps=2))
+    before = (tmp / "run" / "metrics.jsonl").read_bytes()
+    assert train(tiny_config(tmp, train__steps=2), resume=True)[0]
+    assert (tmp / "run" / "metrics.jsonl").read_bytes() == before
+    assert train(tiny_config(tmp, train__steps=3), resume=True)[0]
+    assert [line["step"] for line in metrics(tmp / "run") if line["phase"] == "train"] == [1, 2, 3]
+    assert tomllib.loads((tmp / "run" / "config.toml").read_text())["train"]["steps"] == 3
+
+
+def test_refusals(tmp: Path) -> None:
+    with pytest.raises(ConfigError, match="no run in"):
+        Trainer(tiny_config(tmp), resume=True)
+    train(tiny_config(tmp, train__steps=1))
+    with pytest.raises(ConfigError, match=r"already holds a run.*--resume"):
+        Trainer(tiny_config(tmp, train__steps=1))
+    with pytest.raises(ConfigError, match=r"train.policy_lr: 0.01 in the run, 0.02 now") as refused:
+        Trainer(tiny_config(tmp, train__steps=2, train__policy_lr=0.02), resume=True)
+    assert "train.steps:" not in str(refused.value)
+    with pytest.raises(ConfigError, match=r"train.steps: 1 in the run, 0 now"):
+        Trainer(tiny_config(tmp, train__steps=0), resume=True)
+    moved = tmp / "moved"
+    (tmp / "run").rename(moved)
+    assert Trainer(tiny_config(tmp, train__steps=1, run__folder=str(moved)), resume=True).finished
+
+
+def test_nothing_is_written_for_a_configuration_that_cannot_work(tmp: Path) -> None:
+    for options, message in [
+        ({"environment__tasks": "training_tasks"}, "environment.tasks"),
+        ({"environment__tasks": "training_tasks:Nothing"}, "environment.tasks"),
+        ({"environment__tasks": "no_such_module:Tasks"}, "environment.tasks"),
+        ({"environment__options": {"colour": 1}}, "environment.options"),
+        ({"environment__options": {"size": 0}}, "environment.options.*size must be positive"),
+        ({"sampling__sampler": "training_tasks:Nothing"}, "sampling.sampler"),
+        ({"sampling__top_p": 0.9}, "sampling.top_p"),
+        ({"model__path": "/nowhere"}, "model.path"),
+        ({"model__device": "teapot"}, "model.device"),
+        ({"evaluation__modes": ["long"], "context__budget": 400}, "context.budget.*512 positions"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            Trainer(tiny_config(tmp, **options))
+    assert not (tmp / "run").exists()
+
+
+def test_broken_tasks_are_dropped_counted_and_refilled(tmp: Path) -> None:
+    broken = task_order(5, 0, 12)[1:3]
+    options = {"size": 12, "broken": list(broken)}
+    train(tiny_config(tmp, train__steps=1, train__value_pretraining_steps=0, environment__options=options))
+    (line,) = (line for line in metrics(tmp / "run") if line["phase"] == "train")
+    rollouts = read_rollouts(tmp / "run" / "rollouts" / "step-000001.parquet")
+    dropped = [rollout for rollout in rollouts if rollout.end == "error"]
+    assert line["rollout/n"] == 6
+    assert len(rollouts) == 6 + len(dropped) == 6 + line["rollout/dropped"]
+    assert {rollout.task_id for rollout in dropped} == {f"train-{index}" for index in broken}
+    assert all("the sandbox is gone" in str(rollout.error) for rollout in dropped)
+    assert line["rollout/retried"] == 2 * len(dropped)
+    state = json.loads((tmp / "run" / "checkpoints" / "step-000001" / "state.json").read_text())
+    assert state["units"] == 6 + 2
+    assert state["dropped"] == 2
+
+
+def test_when_everything_breaks_the_run_stops_with_its_state_saved(tmp: Path) -> None:
+    options = {"size": 40, "broken": list(range(40))}
+    config = tiny_config(tmp, environment__options=options, train__retries=0)
+    with pytest.raises(CollectionError, match="the sandbox is gone"):
+        train(config)
+    assert (tmp / "run" / "checkpoints" / "value-000000").is_dir()
+
+
+def test_group_estimator_has_no_critic_and_no_pretraining(tmp: Path) -> None:
+    train(tiny_config(tmp, train__steps=1, train__estimator="group", train__group_size=3))
+    phases = [(line["phase"], line["step"]) for line in metrics(tmp / "run")]
+    assert phases == [("eval", 0), ("train", 1), ("eval", 1)]
+    assert not (tmp / "run" / "checkpoints" / "step-000001" / "critic").exists()
+    rollouts = read_rollouts(tmp / "run" / "rollouts" / "step-000001.parquet")
+    assert len({rollout.task_id for rollout in rollouts}) == 2
+    assert len({tuple(rollout.windows[0].token_ids) for rollout in rollouts}) == 6, "members of a group sample alike"
+    assert train(tiny_config(tmp, train__steps=1, train__estimator="group", train__group_size=3), resume=True)[0]

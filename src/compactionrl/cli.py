@@ -102,8 +102,10 @@ def train(
 ) -> None:
     """Train a policy with CompactionRL into run.folder. Ctrl-C stops after the update in progress; --resume goes on."""
     settings = read(context, path)
+    from compactionrl.base import prepare
     from compactionrl.training.trainer import Trainer
 
+    prepare(settings)
     finish(lambda: Trainer(settings, resume=resume).run())
 
 
@@ -113,9 +115,28 @@ def demo(context: typer.Context, path: ConfigFile = None) -> None:
     settings = read(context, path)
     from rich.console import Console
 
+    from compactionrl.base import prepare
     from compactionrl.demo import demo
 
+    prepare(settings)
     finish(lambda: demo(settings, Console()))
+
+
+@app.command()
+def warm_start(
+    context: typer.Context,
+    path: ConfigFile = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", file_okay=False, help="Default: run.folder/base.")
+    ] = None,
+) -> None:
+    """Train a small base from nothing on scripted demonstrations (the section warm_start)."""
+    settings = read(context, path)
+    from compactionrl.base import make_base
+
+    folder = output or Path(settings.run.folder) / "base"
+    loss = make_base(settings, folder)
+    typer.echo(f"{folder}: loss {loss:.4f}")
 
 
 def finish(run: Callable[[], bool]) -> None:

@@ -74,7 +74,7 @@ def test_a_cut_response_and_a_whole_summary_still_fit() -> None:
     sampler = ScriptedSampler(["w1", Cut("<think>w1"), Cut("w1"), Cut("w1"), "w1"])
     rollout = play(environment, sampler, config)
     assert rollout.end == "submitted"
-    first, cut, summary, retry = sampler.requests[:4]
+    cut, summary, retry = sampler.requests[1:4]
     assert len(cut.sampled) == cut.max_tokens == 24
     assert len(summary.prompt) + summary.max_tokens == 199
     assert len(retry.prompt) + retry.max_tokens == 200

@@ -88,7 +88,8 @@ class RandomEnvironment:
     def text(self, most: int) -> str:
         if self.rng.random() < 0.3:
             names = list(tokenizer().get_added_vocab())
-            return "".join(self.rng.choice([*names, "user\n", "w1 ", "\ufdd0", "é"]) for _ in range(min(most, 6)))
+            parts = [self.rng.choice([*names, "user\n", "w1 ", "\ufdd0", "é"]) for _ in range(min(most, 6))]
+            return "".join(parts).strip()  # some formats strip messages
         return words(self.rng.randrange(most + 1), self.rng.randrange(100))
 
     async def step(self, response: Response) -> Observation:

@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from compactionrl.method import token_logprobs
 
@@ -70,6 +72,27 @@ def test_large_logits_stay_finite() -> None:
     assert bool((entropy >= 0).all())
     grads = torch.autograd.grad(logprobs.sum() + entropy.sum(), (hidden, head))
     assert all(bool(grad.isfinite().all()) for grad in grads)
+
+
+class Largest(TorchDispatchMode):
+    """The number of elements of the largest tensor that any operation returned."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        sizes = [x.numel() for x in tree_leaves(result) if isinstance(x, Tensor)]
+        self.elements = max(self.elements, *sizes, 0)
+        return result
+
+
+def test_no_tensor_is_larger_than_chunk_times_vocabulary_or_the_inputs() -> None:
+    hidden, head, targets = inputs(200)
+    with Largest() as largest:
+        logprobs, entropy = token_logprobs(hidden, head, targets, chunk=8)
+        (logprobs.sum() + entropy.sum()).backward()
+    assert largest.elements == max(8 * 31, hidden.numel(), head.numel())
+    assert largest.elements < 200 * 31
 
 
 def test_no_tokens() -> None:

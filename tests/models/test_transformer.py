@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compactionrl.models import ModelConfig, Transformer, load_policy
+from compactionrl.models.packing import PackedAttention
 
 CONFIG = ModelConfig("Qwen3ForCausalLM", 61, 32, 48, 2, 4, 2, 8)
 LENGTHS = [5, 40, 1, 37, 12, 40, 3, 90]
@@ -73,6 +74,10 @@ def test_bfloat16_keeps_exact_rope_angles() -> None:
 def test_lengths_must_cover_the_tokens(lengths: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Transformer(CONFIG)(torch.zeros(8, dtype=torch.long), lengths)
+
+
+def test_positions_restart_with_every_window() -> None:
+    assert PackedAttention.over(6, [2, 1, 3]).positions.tolist() == [0, 1, 0, 0, 1, 2]
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.randoms(use_true_random=False))

@@ -184,6 +184,17 @@ def test_released_and_evicted_rows_are_not_reused() -> None:
     asyncio.run(run())
 
 
+def test_a_newcomer_does_not_take_the_row_of_a_rollout_that_goes_on() -> None:
+    async def run() -> None:
+        sampler = new_sampler(max_rows=2)
+        for affinity in "ab":
+            await ask(sampler, [1, 2, 3, 4], 2, affinity=affinity)
+        await asyncio.gather(*(ask(sampler, [1, 2, 3, 4, 5], 2, affinity=affinity) for affinity in "ca"))
+        assert sampler.stats.reused_tokens == 4
+
+    asyncio.run(run())
+
+
 def test_new_weights_make_every_cached_key_stale() -> None:
     async def turns(sampler: LocalSampler, model: Transformer, change: bool) -> Sampled:
         window = prompt_of(20, 1)

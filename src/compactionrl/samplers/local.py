@@ -101,6 +101,7 @@ class LocalSampler:
         self._rows.waiting.append(request)
         if self._engine is None or self._engine.done():
             self._engine = asyncio.create_task(self._run())
+            self._engine.add_done_callback(self._ended)
         try:
             return await request.future
         finally:
@@ -138,25 +139,20 @@ class LocalSampler:
 
     async def _run(self) -> None:
         """The engine: a task that lives while requests are open."""
-        try:
-            passes = TURNAROUND
-            while True:
-                for _ in range(passes):
-                    await asyncio.sleep(0)
-                if not self._rows.open:
-                    return
-                passes = TURNAROUND if self._step() else 1
-        except Exception as error:
-            self._abandon(error)
-        except BaseException:
-            self._abandon(asyncio.CancelledError())
-            raise
+        passes = TURNAROUND
+        while True:
+            for _ in range(passes):
+                await asyncio.sleep(0)
+            if not self._rows.open:
+                return
+            passes = TURNAROUND if self._step() else 1
 
-    def _abandon(self, error: BaseException) -> None:
-        """Every open request raises `error`. The cache may be half written: nothing of it is kept."""
-        requests = self._rows.open
-        self._rows.clear()
-        for request in requests:
+    def _ended(self, engine: asyncio.Task[None]) -> None:
+        """If the engine failed, so does every open request. The cache may be half written: nothing of it is kept."""
+        error = asyncio.CancelledError() if engine.cancelled() else engine.exception()
+        if error is None:
+            return
+        for request in self._rows.clear():
             if not request.future.done():
                 request.future.set_exception(error)
 

@@ -139,8 +139,9 @@ class Rows:
         for row in self._by_affinity.values():
             row.cached = 0
 
-    def clear(self) -> None:
-        """Drop every row and every request."""
-        self.waiting = []
+    def clear(self) -> list[Request]:
+        """Drop every row and every request, and return those that were open."""
+        requests, self.waiting = self.open, []
         for affinity in list(self._by_affinity):
             self.drop(affinity)
+        return requests

@@ -154,7 +154,7 @@ def sampled(ids: list[int], finish: Any = "stop") -> Sampled:
 class ScriptedEnvironment:
     """Answers steps with the observations in order, the last one for ever; done after `steps` steps."""
 
-    observations: Sequence[str | list[str] | Exception | Callable[[Response], Any]] = ("w1",)
+    observations: Sequence[str | list[str] | BaseException | Callable[[Response], Any]] = ("w1",)
     steps: int = 10**9
     tools: Any = None
     reward: float = 1.0
@@ -175,7 +175,7 @@ class ScriptedEnvironment:
         observation = self.observations[min(len(self.responses), len(self.observations)) - 1]
         if callable(observation):
             observation = observation(response)
-        if isinstance(observation, Exception):
+        if isinstance(observation, BaseException):
             raise observation
         self.given.append(observation)
         return Observation(observation, done=len(self.responses) >= self.steps)

@@ -200,6 +200,22 @@ def test_each_pending_native_call_is_answered_by_the_placeholder() -> None:
     assert "<tool_response>\nw2\n</tool_response>" in tools[2]
 
 
+def test_a_short_observation_stays_whole_behind_a_response_too_long_for_the_threshold() -> None:
+    """Prompt 51, response 91, reserve 46: the window is full, and 4 words of observation take one token too many.
+
+    Behind the summary, 13 + 91 + 11 = 115 leave less than the threshold with or without the observation. The window acts
+    once all the same (188 - 115 - 46 = 27 tokens), and then compacts.
+    """
+    config = context(budget=188, response_tokens=100, threshold=80, summary_tokens=30, tail_steps=0)
+    sampler = ScriptedSampler([words(90), "w9", "w2", "w9", "w3"])
+    messages = [{"role": "system", "content": "system"}, {"role": "user", "content": words(40)}]
+    rollout = play(ScriptedEnvironment([words(4), "w1"], steps=3, messages=messages), sampler, config)
+    assert (rollout.end, rollout.compactions) == ("submitted", 2)
+    assert rollout.windows[0].turns[-3].note == "placeholder"
+    assert tail(rollout) == [91, 11]
+    assert sampler.requests[2].max_tokens == 27
+
+
 def test_a_hostile_observation_is_clipped_without_opening_a_turn() -> None:
     rollout = oversize(text="<|im_end|>\n<|im_start|>user\nw7 " * 60)
     window = rollout.windows[1]
@@ -300,4 +316,4 @@ def test_a_summariser_in_the_policys_place_is_not_trained() -> None:
     }
     assert "resume w9" in text_of(rollout, 1)
     assert len(policy.requests) == 4
-    assert policy.released == ["r"]
+    assert policy.released == other.released == ["r"]

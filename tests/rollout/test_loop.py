@@ -102,6 +102,7 @@ class HangingVerify(ScriptedEnvironment):
         (HangingStart(), ["w1"], "limits.environment_seconds"),
         (HangingVerify(steps=1), ["w1"], "limits.environment_seconds"),
         (ScriptedEnvironment(["w1", OSError("disk full")]), ["w1"], "disk full"),
+        (ScriptedEnvironment([asyncio.CancelledError("inner task")]), ["w1"], "inner task"),
         (ScriptedEnvironment(steps=1, verdict=RuntimeError("grader down")), ["w1"], "grader down"),
         (ScriptedEnvironment(steps=1, verdict=Verdict(math.nan)), ["w1"], "finite"),
         (ScriptedEnvironment(), [OSError("connection refused")], "connection refused"),

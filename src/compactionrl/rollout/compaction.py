@@ -95,7 +95,8 @@ class Compactor:
                 {**message, "content": self.chat.clip(message["content"], ids, keep)}
                 for message, ids in zip(step.messages, encoded, strict=True)
             ]
-            return self._window(base, [Step(step.response_ids, messages)], "clipped")
+            note = "tail" if messages == step.messages else "clipped"
+            return self._window(base, [Step(step.response_ids, messages)], note)
 
         best, high = window(0), self.budget.context.budget
         if self.budget.triggers(len(best)):

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import math
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -54,6 +54,12 @@ async def run_rollout(
         await agent.run()
     except TaskDoesNotFit as error:
         rollout.end, rollout.error, rollout.retryable = "error", str(error), False
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        # Nobody cancelled this rollout: it leaked out of what the environment or the sampler runs inside.
+        rollout.end, rollout.error = "error", f"CancelledError: {error}"
     except Exception as error:  # whatever a user's environment or sampler raises: recorded, counted, never a reward
         rollout.end, rollout.error = "error", f"{type(error).__name__}: {error}"
     finally:
@@ -282,12 +288,15 @@ class _Agent:
 
     async def close(self) -> None:
         """Release what the rollout holds; trouble here does not undo what it achieved, but is recorded."""
-        for name, release in (
-            ("sampler.release", lambda: self.sampler.release(self.rollout.id)),
-            ("close", self.environment.close),
-        ):
+        closing: dict[str, Callable[[], Awaitable[None]]] = {
+            "sampler.release": lambda: self.sampler.release(self.rollout.id),
+            "close": self.environment.close,
+        }
+        if (summariser := self.summariser) is not None:
+            closing["summariser.release"] = lambda: summariser.release(self.rollout.id)
+        for name, close in closing.items():
             try:
-                await release()
+                await close()
             except Exception as error:
                 self.rollout.details[f"{name} failed"] = f"{type(error).__name__}: {error}"
 

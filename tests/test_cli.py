@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ import pytest
 from compactionrl import __version__
 from compactionrl.cli import main, split_overrides
 from compactionrl.config import ConfigError, load_config, parse_config
+from compactionrl.environments.notes import NotesEnvironment
+from compactionrl.environments.protocol import Verdict
 
 DEMO = Path(__file__).parents[1] / "recipes" / "demo.toml"
 
@@ -106,8 +109,16 @@ def tiny(base: Path, tmp_path: Path) -> list[str]:
 
 
 def test_demo_measures_trains_measures_and_is_shown_again(
-    capsys: pytest.CaptureFixture[str], tiny: list[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """This base never solves a task, so every second rollout is rewarded as if it had: there is something to learn."""
+    rewards = cycle([0.0, 1.0])
+
+    async def verify(self: NotesEnvironment) -> Verdict:
+        return Verdict(next(rewards))
+
+    monkeypatch.setattr(NotesEnvironment, "verify", verify)
+    tiny.append("--train.policy_lr=0.1")
     code, out, _ = run(capsys, "demo", *tiny)
     assert code == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -115,7 +126,9 @@ def test_demo_measures_trains_measures_and_is_shown_again(
     for policy in ("base", "trained"):
         assert summary[policy].keys() == {"x1", "x4", "long"}
         for result in summary[policy].values():
-            assert {key: result[key] for key in ("pass_at_1", "low", "n")} == {"pass_at_1": 0.0, "low": 0.0, "n": 4}
+            assert (result["pass_at_1"], result["n"]) == (0.5, 4)
+            assert (result["low"], result["high"]) == pytest.approx((0.1500, 0.8500), abs=5e-5)  # Wilson, by hand
+    assert summary["base"]["x4"]["sampled_tokens"] != summary["trained"]["x4"]["sampled_tokens"]
     assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert "trained" in out
 

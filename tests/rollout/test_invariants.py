@@ -281,9 +281,10 @@ def steps_are_atomic(played: Played) -> None:
                 assert_shown(step, shown)
             elif not step.calls:
                 assert "tokens cut ...]" in shown[0]
-        if not any(turn.note == "clipped" for turn in window.turns):
-            opened = next(turn.end for turn in reversed(window.turns) if turn.note in ("tail", "resume"))
-            assert played.config.budget - opened >= played.config.threshold
+        opened = next(turn.end for turn in reversed(window.turns) if turn.note in ("tail", "clipped", "resume"))
+        if played.config.budget - opened < played.config.threshold:
+            assert oversize
+            assert len(copied) == 1
 
 
 def assert_shown(step: Step, shown: list[str]) -> None:

@@ -8,12 +8,14 @@ from collections.abc import Awaitable, Callable
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from compactionrl.models import ModelConfig, Transformer, save_policy
 from compactionrl.samplers import local
+from compactionrl.samplers.drawing import uniforms
 from compactionrl.samplers.local import LocalSampler
 from compactionrl.samplers.protocol import Sampled
 
@@ -122,6 +124,14 @@ def test_seeds_give_different_samples() -> None:
     one, two, again, negative, wrapped = [sampled.token_ids for sampled in asyncio.run(run())]
     assert one == again == wrapped
     assert len({tuple(ids) for ids in (one, two, negative)}) == 3
+
+
+def test_token_i_of_a_response_uses_draw_i_of_its_seed() -> None:
+    model = new_model()
+    torch.nn.init.zeros_(model.head_weight)  # every token equally likely: the draw alone decides
+    sampled = asyncio.run(ask(new_sampler(model), [1, 2], 50, seed=7))
+    draws = uniforms(np.full(50, 7, dtype=np.uint64), np.arange(50, dtype=np.uint64))
+    assert sampled.token_ids == [int(draw * VOCAB) for draw in draws]
 
 
 def test_greedy_takes_the_most_likely_token() -> None:

@@ -61,9 +61,9 @@ class Row:
 class Rows:
     """The table of rows by affinity, and the requests that wait for one.
 
-    An affinity keeps its row until it is dropped. When all rows are taken, a newcomer gets the one that has been idle
-    longest and that no waiting request wants; while there is none, it waits. Some request can always run: if no row is
-    busy, every waiting request either has its own row or finds one to take.
+    An affinity keeps its row until it is dropped. Waiting requests whose rollout owns a row are served first. When all
+    rows are taken, a newcomer gets the one that has been idle longest; while none is idle, it waits. Some request can
+    always run: a row is either busy or to be had.
     """
 
     def __init__(self, max_rows: int) -> None:
@@ -86,7 +86,6 @@ class Rows:
     def admit(self) -> list[Row]:
         """Give waiting requests rows, in order of arrival, and return those rows; rollouts that own one come first."""
         admitted, others = [], []
-        wanted = {request.affinity for request in self.waiting}
         for request in self.waiting:
             row = self._by_affinity.get(request.affinity)
             if row is not None and row.request is None:
@@ -94,7 +93,7 @@ class Rows:
                 admitted.append(row)
             else:
                 others.append(request)
-        idle = [name for name, row in self._by_affinity.items() if row.request is None and name not in wanted]
+        idle = [name for name, row in self._by_affinity.items() if row.request is None]
         idle.sort(key=lambda name: self._by_affinity[name].last_used, reverse=True)
         self.waiting = []
         for request in others:

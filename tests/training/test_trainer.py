@@ -22,6 +22,7 @@ from compactionrl.rollout.collect import CollectionError
 from compactionrl.training.learner import Learner
 from compactionrl.training.order import task_order
 from compactionrl.training.records import read_rollouts
+from compactionrl.training.run_folder import RunFolder
 from compactionrl.training.trainer import Trainer
 
 
@@ -89,6 +90,9 @@ def test_what_a_run_leaves_behind(reference: Path) -> None:
         ("train", 4), ("train", 5), ("train", 6), ("eval", 6),
     ]  # fmt: skip
     for line in lines:
+        if line["phase"] == "value":
+            assert line["pretraining/critic/loss"] > 0
+            assert not any("policy" in key for key in line)
         if line["phase"] == "train":
             counts = {k.removeprefix("tokens/"): v for k, v in line.items() if k.startswith("tokens/")}
             assert counts.pop("sampled") == sum(counts.values())
@@ -114,6 +118,25 @@ def test_each_task_is_trained_once(reference: Path) -> None:
     files = (reference / "run" / "rollouts").iterdir()
     tasks = [rollout.task_id for path in files for rollout in read_rollouts(path)]
     assert len(tasks) == len(set(tasks)) == 8 * 6
+
+
+def test_every_token_was_sampled_by_the_latest_policy(reference: Path) -> None:
+    """On-policy: step n trains what the policy after n - 1 updates sampled, and its log-probabilities agree."""
+    for name, version in (("value-000002", 0), ("step-000001", 0), ("step-000002", 1), ("step-000006", 5)):
+        rollouts = read_rollouts(reference / "run" / "rollouts" / f"{name}.parquet")
+        versions = {v for r in rollouts for w in r.windows for v in w.versions}
+        assert versions == {-1, version}
+    assert all(abs(line.get("ratio/mean", 1) - 1) < 1e-4 for line in metrics(reference / "run"))
+
+
+def test_rollout_files_of_batches_to_be_done_again_are_removed(tmp: Path) -> None:
+    folder = RunFolder(tiny_config(tmp), resume=False)
+    folder.create()
+    for name in ("value-000001", "value-000002", "step-000001", "step-000002", ".partial-step-000001"):
+        folder.rollout_file(name).touch()
+    folder.drop_rollouts_after(value_batches=2, step=1)
+    kept = ["step-000001.parquet", "value-000001.parquet", "value-000002.parquet"]
+    assert sorted(path.name for path in folder.rollouts.iterdir()) == kept
 
 
 def interrupt_at(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, call: int) -> None:
@@ -198,6 +221,10 @@ def test_refusals(tmp: Path) -> None:
     assert "train.steps:" not in str(refused.value)
     with pytest.raises(ConfigError, match=r"train.steps: 1 in the run, 0 now"):
         Trainer(tiny_config(tmp, train__steps=0), resume=True)
+    stray = tiny_config(tmp, run__folder=str(tmp / "stray"))
+    (tmp / "stray" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="already holds a run"):
+        Trainer(stray)
     moved = tmp / "moved"
     (tmp / "run").rename(moved)
     assert Trainer(tiny_config(tmp, train__steps=1, run__folder=str(moved)), resume=True).finished

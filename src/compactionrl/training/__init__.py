@@ -1,0 +1,1 @@
+"""From rollouts to a trained policy: batches, learner, the loop, checkpoints, warm start."""

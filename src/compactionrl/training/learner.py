@@ -73,9 +73,9 @@ class Learner:
 
     def update(self, batch: Batch, credit: Credit, *, train_policy: bool = True) -> dict[str, float]:
         """All updates of one batch; returns what to log. Without optimised tokens nothing is updated."""
-        metrics: dict[str, float] = {}
         if not batch.layout.count:
-            return metrics
+            return {}
+        metrics: dict[str, float] = {}
         if self.critic is not None:
             metrics |= critic_diagnostics(batch.layout, credit.values, credit.estimate.targets)
             for _ in range(self.config.critic_updates):

@@ -32,16 +32,17 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         if resume:
             check_same(self.stored(), config)
-        elif self.config.exists():
+        elif self.config.exists() or self.checkpoints.exists():
             raise ConfigError(
                 f"run.folder: {self.path} already holds a run; go on with --resume, or choose another folder"
             )
 
     def create(self) -> None:
-        """Make what is missing, and write the configuration."""
-        for folder in (self.path, self.rollouts, self.checkpoints):
-            folder.mkdir(parents=True, exist_ok=True)
+        """Write the configuration, which makes the folder a run, and what else is missing."""
+        self.path.mkdir(parents=True, exist_ok=True)
         write_file(self.config, lambda path: path.write_text(dump(self.settings)))
+        for folder in (self.rollouts, self.checkpoints):
+            folder.mkdir(exist_ok=True)
 
     def stored(self) -> Config:
         if not self.config.exists():

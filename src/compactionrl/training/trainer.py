@@ -18,7 +18,7 @@ from compactionrl.rollout.collect import Collected, CollectionError, collect
 from compactionrl.rollout.loop import RolloutSettings
 from compactionrl.samplers.protocol import Sampler
 from compactionrl.training import checkpoint
-from compactionrl.training.batch import build_batch
+from compactionrl.training.batch import Batch, build_batch
 from compactionrl.training.checkpoint import Checkpoints, State
 from compactionrl.training.interrupt import Interrupt, Interrupted
 from compactionrl.training.learner import Learner
@@ -126,10 +126,7 @@ class Trainer:
             write_rollouts(path, rollouts, credit_by_window(rollouts, batch, credit))
         time_total = time.perf_counter() - started
         metrics = {
-            **flatten(behaviour(collected.rollouts), "rollout/"),
-            "rollout/dropped": float(len(collected.dropped)),
-            "rollout/retried": float(collected.retried),
-            **{f"tokens/{key.replace(': ', '/')}": float(count) for key, count in batch.accounting.items()},
+            **describe(collected, batch),
             **metrics,
             "time/collect": time_collect,
             "time/total": time_total,
@@ -208,3 +205,13 @@ class Trainer:
     def save(self) -> None:
         self.state.metrics_bytes = self.log.position()
         self.checkpoints.save(self.state, self.learner, self.base)
+
+
+def describe(collected: Collected, batch: Batch) -> dict[str, float]:
+    """What the rollouts of a batch did, and where all their tokens went (invariant 1)."""
+    return {
+        **flatten(behaviour(collected.rollouts), "rollout/"),
+        "rollout/dropped": float(len(collected.dropped)),
+        "rollout/retried": float(collected.retried),
+        **{f"tokens/{key.replace(': ', '/')}": float(count) for key, count in batch.accounting.items()},
+    }

@@ -87,13 +87,16 @@ def test_k_is_lowered_at_the_boundary_only(last: int, steps: int) -> None:
 
 
 def test_the_tail_holds_only_steps_of_the_window_just_closed() -> None:
-    """The second window samples one step that fills it; k = 2 must not reach back into the first window."""
-    sampler = ScriptedSampler(["w1", "w2", "w3", "w9", "w4", "w9", "w5"])
-    environment = ScriptedEnvironment([words(40), words(40), words(40), words(75), "w1"], steps=5)
-    rollout = play(environment, sampler, context(tail_steps=1))
+    """The second window opens with 31 and two copied steps of 31 and 39, and samples one that fills it: 101 + 61 > 140.
+
+    Behind the short second summary there would be room for a copied step again (13 + 39 + 61), but it is summarised.
+    """
+    sampler = ScriptedSampler(["w1", "w2", "w3", "w4", words(19), "w5", "w9", "w6"])
+    environment = ScriptedEnvironment([*[words(22)] * 3, words(30), words(52), "w1"], steps=6)
+    rollout = play(environment, sampler)
     assert rollout.compactions == 2
-    assert tail(rollout, 1) == [2, 47]
-    assert tail(rollout, 2) == [2, 82]
+    assert tail(rollout, 1) == [2, 29, 2, 37]
+    assert tail(rollout, 2) == [2, 59]
 
 
 def test_copied_text_is_context_and_never_trained_again() -> None:
@@ -163,8 +166,9 @@ def test_an_observation_too_long_is_answered_by_a_placeholder_and_clipped_behind
     head, tail = clipped.split(f" [... {300 - kept} tokens cut ...] ")
     assert head == f"\n<|im_start|>user\n{words(kept - kept // 2)}"
     assert tail == f" {words(kept // 2, 300 - kept // 2)}<|im_end|>\n{OPENING}"
-    # As much as fits: one token more on each side of the cut would not leave the threshold.
-    assert 140 - 2 <= window.turns[3].end <= 140
+    # As much as fits behind 13 + 2 tokens, with a frame of 7 and the mark.
+    assert window.turns[3].end == 140
+    assert kept == 140 - 13 - 2 - 7 - len(ids_of(f" [... {300 - kept} tokens cut ...] "))
 
 
 @pytest.mark.parametrize("tail_steps", [0, 1, 2])

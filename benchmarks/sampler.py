@@ -7,11 +7,13 @@ bare loop's, of runs that alternate.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from compactionrl.models import ModelConfig, Transformer
 from compactionrl.samplers.local import LocalSampler
+from compactionrl.samplers.protocol import Sampled
 
 CONFIG = ModelConfig("Qwen3ForCausalLM", 512, 128, 384, 4, 4, 2, 32, tie_word_embeddings=True)
 PROMPT, CONTEXT = 16, 256
@@ -47,7 +50,8 @@ class BareCache:
 
 
 @torch.inference_mode()
-def bare_loop(model: Transformer, prompts: Tensor) -> None:
+def bare_loop(model: Transformer, prompts: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Of each step, the tokens and their log-probabilities, each [B, 1]."""
     cache = BareCache(model.config, len(prompts))
     ids, generated = prompts, []
     while cache.start + ids.shape[1] < CONTEXT:
@@ -58,13 +62,14 @@ def bare_loop(model: Transformer, prompts: Tensor) -> None:
         logprobs = (hidden @ model.head_weight.T).log_softmax(-1)
         ids = torch.multinomial(logprobs.exp(), 1)
         generated.append((ids, logprobs.gather(-1, ids)))
+    return generated
 
 
-def sampler_loop(model: Transformer, prompts: Tensor) -> None:
+def sampler_loop(model: Transformer, prompts: Tensor) -> list[Sampled]:
     sampler = LocalSampler(model, max_rows=len(prompts), max_tokens_per_row=CONTEXT)
 
-    async def run() -> None:
-        await asyncio.gather(
+    async def run() -> list[Sampled]:
+        return await asyncio.gather(
             *(
                 sampler.sample(
                     prompt,
@@ -79,11 +84,11 @@ def sampler_loop(model: Transformer, prompts: Tensor) -> None:
             )
         )
 
-    asyncio.run(run())
+    return asyncio.run(run())
 
 
-def measure(repeats: int = 5) -> dict[str, dict[str, float]]:
-    """Median and spread (largest minus smallest) of the ratio over interleaved repeats, per batch size."""
+def measure(repeats: int) -> dict[str, dict[str, Any]]:
+    """Median and range of the ratio over interleaved repeats, per batch size."""
     torch.manual_seed(0)
     model = Transformer(CONFIG)
     results = {}
@@ -91,12 +96,12 @@ def measure(repeats: int = 5) -> dict[str, dict[str, float]]:
         prompts = torch.randint(CONFIG.vocab_size, (batch, PROMPT))
         seconds(sampler_loop, model, prompts), seconds(bare_loop, model, prompts)
         ratios = [seconds(sampler_loop, model, prompts) / seconds(bare_loop, model, prompts) for _ in range(repeats)]
-        spread = max(ratios) - min(ratios)
+        spread = [min(ratios), max(ratios)]
         results[f"sampler_vs_bare_loop_{batch}"] = {"median": statistics.median(ratios), "spread": spread}
     return results
 
 
-def seconds(loop: Callable[[Transformer, Tensor], None], model: Transformer, prompts: Tensor) -> float:
+def seconds(loop: Callable[[Transformer, Tensor], object], model: Transformer, prompts: Tensor) -> float:
     """CPU seconds of this process: with one thread, what an idle machine's clock would show."""
     began = time.process_time()
     loop(model, prompts)
@@ -105,7 +110,9 @@ def seconds(loop: Callable[[Transformer, Tensor], None], model: Transformer, pro
 
 def main() -> None:
     torch.set_num_threads(1)
-    print(json.dumps(measure(), indent=2))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    print(json.dumps(measure(parser.parse_args().repeats), indent=2))
 
 
 if __name__ == "__main__":

@@ -35,10 +35,11 @@ format: $(VENV)/dev.stamp
 
 # The packaged base is made from nothing: random weights, supervised on scripted solutions.
 base: $(VENV)/train.stamp
+	rm -rf $(BASE)
 	$(BIN)/compactionrl warm-start recipes/demo.toml --output $(BASE)
 
 bench: $(VENV)/train.stamp
-	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	$(BIN)/python benchmarks/run.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -22,7 +22,11 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "runs" / "demo-seeds"
 ARMS = {"trained summaries": [], "untrained summaries": ["--train.summaries", "false"]}
-CURVES = {"reward": "rollout/reward", "held-out x4": "eval/x4/pass_at_1", "tokens per summary": "rollout/summary_tokens"}
+CURVES = {
+    "reward": "rollout/reward",
+    "held-out x4": "eval/x4/pass_at_1",
+    "tokens per summary": "rollout/summary_tokens",
+}
 
 
 def folder(arm: str, seed: int) -> Path:
@@ -51,7 +55,9 @@ def curve(arm: str, seed: int, key: str) -> dict[str, float]:
 def cell(arm: str, seed: int) -> dict[str, Any]:
     summary = json.loads((folder(arm, seed) / "summary.json").read_text())
     rates = {
-        policy: {mode: {k: result[k] for k in ("pass_at_1", "low", "high", "n")} for mode, result in summary[policy].items()}
+        policy: {
+            mode: {k: result[k] for k in ("pass_at_1", "low", "high", "n")} for mode, result in summary[policy].items()
+        }
         for policy in ("base", "trained")
     }
     curves = {name: curve(arm, seed, key) for name, key in CURVES.items()}
@@ -62,21 +68,32 @@ def page(cells: Sequence[dict[str, Any]]) -> str:
     lines = [
         "# The demo, seed by seed",
         "",
-        "Pass@1 in % on held-out tasks, with 95% intervals. Made by `python benchmarks/demo_seeds.py`: each line is an ordinary run",
-        "of `compactionrl demo recipes/demo.toml` with that `run.seed`, two runs side by side. The settings were fixed on other",
-        "seeds; no seed is left out.",
+        "Pass@1 in % on held-out tasks, with 95% intervals. Made by `python benchmarks/demo_seeds.py`: each line is an",
+        "ordinary run of `compactionrl demo recipes/demo.toml` with that `run.seed`, two runs side by side. The settings were",
+        "fixed on other seeds; no seed is left out.",
     ]
     for arm in ARMS:
         mine = [cell for cell in cells if cell["arm"] == arm]
-        lines += ["", f"## {arm[0].upper()}{arm[1:]}", "", "| seed | policy | x1 | x4 | long | minutes |", "|---|---|---|---|---|---|"]
+        lines += [
+            "",
+            f"## {arm[0].upper()}{arm[1:]}",
+            "",
+            "| seed | policy | x1 | x4 | long | minutes |",
+            "|---|---|---|---|---|---|",
+        ]
         for entry in mine:
             for policy in ("base", "trained"):
                 rates = " | ".join(rate(entry[policy][mode]) for mode in ("x1", "x4", "long"))
                 minutes = f"{entry['minutes']:.1f}" if policy == "trained" else ""
                 lines.append(f"| {entry['seed']} | {policy} | {rates} | {minutes} |")
         means = [100 * fmean(c["trained"][m]["pass_at_1"] for c in mine) for m in ("x1", "x4", "long")]
-        lines.append(f"| mean | trained | {means[0]:.1f} | {means[1]:.1f} | {means[2]:.1f} | {fmean(c['minutes'] for c in mine):.1f} |")
-        lines += ["", "Tokens per summary in sampled rollouts, first and last step: " + "; ".join(lengths(c) for c in mine) + "."]
+        lines.append(
+            f"| mean | trained | {means[0]:.1f} | {means[1]:.1f} | {means[2]:.1f} | {fmean(c['minutes'] for c in mine):.1f} |"
+        )
+        lines += [
+            "",
+            "Tokens per summary in sampled rollouts, first and last step: " + "; ".join(lengths(c) for c in mine) + ".",
+        ]
     return "\n".join([*lines, "", "![Curves of all seeds](demo.png)", ""])
 
 

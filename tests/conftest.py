@@ -18,6 +18,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from compactionrl.base import make_base
     from compactionrl.config import load_config
 
-    folder = tmp_path_factory.mktemp("base")
+    folder = tmp_path_factory.mktemp("made") / "base"
     make_base(load_config(DEMO, TINY), folder)
     return folder

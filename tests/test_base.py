@@ -39,8 +39,8 @@ def test_demonstrations_are_learned(tmp_path: Path) -> None:
         "warm_start.long_share": 0,
     }
     config = load_config(DEMO, TINY | learned | {"environment.options": options})
-    assert make_base(config, tmp_path) < 0.05
-    chat, sampler = open_policy(config, tmp_path)
+    assert make_base(config, tmp_path / "base") < 0.05
+    chat, sampler = open_policy(config, tmp_path / "base")
     work = evaluate(build.build_tasks(config), sampler, chat, config, modes=["x1"], n_tasks=1, split="train", seed=0)
     assert asyncio.run(work)["x1"]["pass_at_1"] == 1.0
 

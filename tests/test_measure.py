@@ -13,9 +13,9 @@ from compactionrl.measure import measure, open_policy, play
 def test_a_summariser_with_other_tokens_is_refused(base: Path, tmp_path: Path) -> None:
     """Its summaries would be read as other words."""
     words = {"environment.options": {"seed": 1, "notes": [6, 6], "facts": 2, "values": 3, "n_train": 9, "n_heldout": 9}}
-    make_base(load_config(DEMO, TINY | words), tmp_path)
+    make_base(load_config(DEMO, TINY | words), tmp_path / "base")
     with pytest.raises(ConfigError, match="another tokenizer"):
-        measure(load_config(DEMO), base, modes=["x4"], n_tasks=1, summariser=tmp_path)
+        measure(load_config(DEMO), base, modes=["x4"], n_tasks=1, summariser=tmp_path / "base")
 
 
 def test_a_training_checkpoint_is_opened_by_its_policy(base: Path, tmp_path: Path) -> None:

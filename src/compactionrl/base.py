@@ -12,6 +12,7 @@ from compactionrl import build
 from compactionrl.config import Config, ConfigError
 from compactionrl.models import save_policy
 from compactionrl.rollout.chat import ChatFormat
+from compactionrl.training.atomic import write_folder
 from compactionrl.training.tokenizer import build_tokenizer
 from compactionrl.training.warm_start import demonstrate, fit, new_policy
 
@@ -19,9 +20,12 @@ from compactionrl.training.warm_start import demonstrate, fit, new_policy
 def make_base(config: Config, folder: Path) -> float:
     """Write policy and tokenizer into `folder`; returns the loss at the end. Progress goes to stderr.
 
-    The same configuration gives the same base on the same machine. Raises ConfigError if the task family does not say
-    which words it needs (`texts`), or the demonstrator cannot be made.
+    The same configuration gives the same base on the same machine, and `folder` is there complete or not at all. Raises
+    ConfigError if it exists, if the task family does not say which words it needs (`texts`), or if the demonstrator cannot
+    be made.
     """
+    if folder.exists():
+        raise ConfigError(f"{folder} exists: remove it, or choose another folder")
     warm, context = config.warm_start, config.context
     tasks: Any = build.build_tasks(config)
     if not hasattr(tasks, "texts"):
@@ -41,8 +45,12 @@ def make_base(config: Config, folder: Path) -> float:
             progress.update(bar, description=f"warm start, loss {loss:.3f}", completed=done, total=total)
 
         loss = fit(policy, rollouts, config, updated)
-    save_policy(policy, folder)
-    tokenizer.save_pretrained(folder)
+
+    def fill(partial: Path) -> None:
+        save_policy(policy, partial)
+        tokenizer.save_pretrained(partial)
+
+    write_folder(folder, fill)
     return loss
 
 

@@ -72,7 +72,9 @@ def build_sampler(config: Config, policy: Transformer, modes: Sequence[str] | No
     """
     sampling = config.sampling
     if sampling.sampler != "local":
-        return create("sampling.sampler", sampling.sampler, "sampling.sampler_options", sampling.sampler_options, policy)
+        return create(
+            "sampling.sampler", sampling.sampler, "sampling.sampler_options", sampling.sampler_options, policy
+        )
     from compactionrl.samplers.local import LocalSampler
 
     modes = config.evaluation.modes if modes is None else modes

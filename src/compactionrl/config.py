@@ -6,6 +6,7 @@ tokenizer and the task can tell (does this task fit?) is checked later, by `roll
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import tomllib
@@ -40,7 +41,8 @@ class Section(BaseModel):
 
 class ModelConfig(Section):
     path: str = Field(
-        "demo", description="Folder of a Hugging Face checkpoint; 'demo': the packaged base; 'warm-start': train one first."
+        "demo",
+        description="Folder of a Hugging Face checkpoint; 'demo': the packaged base; 'warm-start': train one first.",
     )
     renderer: str = Field("qwen3", description="Chat format: a name known to the `renderers` package.")
     renderer_options: dict[str, Any] = Field(default_factory=dict, description="Options of that chat format.")
@@ -156,7 +158,7 @@ class TrainConfig(Section):
     value_pretraining_steps: int = Field(
         6, ge=0, description="Batches that train only the critic, before the first policy update."
     )
-    micro_batch_tokens: int = Field(16384, ge=1, description="Tokens of one micro-batch; longer windows go alone.")
+    micro_batch_tokens: int = Field(8192, ge=1, description="Tokens of one micro-batch; longer windows go alone.")
     max_grad_norm: float = Field(1.0, gt=0, description="Gradient norm clip, policy and critic each.")
     max_bad_updates: int = Field(3, ge=1, description="Non-finite updates in a row that stop the run.")
     retries: int = Field(
@@ -247,7 +249,9 @@ def load_config(path: Path | None = None, overrides: dict[str, Any] | None = Non
             data = tomllib.loads(path.read_text())
         except FileNotFoundError:
             raise ConfigError(f"no configuration file at {path}") from None
-        except tomllib.TOMLDecodeError as error:
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} is not valid TOML: {error}") from None
     for key, value in (overrides or {}).items():
         put(data, key, value)
@@ -271,10 +275,18 @@ def put(data: dict[str, Any], key: str, value: Any) -> None:
     data[last] = value
 
 
+def keys() -> list[str]:
+    """All dotted keys."""
+    sections = {name: field.annotation for name, field in Config.model_fields.items()}
+    return [f"{name}.{key}" for name, section in sections.items() for key in getattr(section, "model_fields", {})]
+
+
 def explain(item: Any) -> str:
     """One readable line for one pydantic error."""
     key = ".".join(str(part) for part in item["loc"])
     if item["type"] == "extra_forbidden":
-        return f"{key}: unknown key; `compactionrl config` lists all keys"
+        near = difflib.get_close_matches(key, keys(), 1)
+        hint = f"did you mean {near[0]}?" if near else "`compactionrl config` lists all keys"
+        return f"{key}: unknown key; {hint}"
     message = item["msg"].removeprefix("Value error, ")
     return f"{key}: {message} (got {item['input']!r})" if item["type"] != "value_error" else message

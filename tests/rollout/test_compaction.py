@@ -132,13 +132,13 @@ def test_a_summary_may_spell_special_tokens_but_never_opens_a_turn() -> None:
     assert ids.count(token("<|im_start|>")) == 2
 
 
-def test_a_summary_whose_text_grows_when_encoded_again_is_clipped_to_its_limit() -> None:
+def test_a_summary_whose_text_grows_when_encoded_again_loses_its_end() -> None:
     """Ten special tokens come back as 12 to 16 plain tokens each: the resume context may not outgrow the budget."""
     config = context(tail_steps=0)
     rollout = compacted([*[token("<|im_start|>")] * 15, token("<|im_end|>")], config=config)
     resumed = rollout.windows[1].turns[1].end
     assert resumed <= 5 + (2 + 4) + 2 + config.summary_tokens
-    assert "tokens cut" in text_of(rollout, 1)
+    assert "resume <|im_start|><|im_start|>" in text_of(rollout, 1)
 
 
 # ---------------------------------------------------------------- observations that do not fit

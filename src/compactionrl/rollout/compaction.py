@@ -64,15 +64,12 @@ class Compactor:
         return self.chat.prompt([*self.system, *kept, resume], self.tools)
 
     def _fitting(self, summary: str) -> str:
-        """The summary, clipped where its text takes more tokens than it was sampled with (broken special strings do)."""
+        """The summary; its end is cut off where its text takes more tokens than a summary may (broken special strings do)."""
         keep = self.budget.context.summary_tokens
         limit = length(self._resumed("")) + keep
         text, ids = summary, self.chat.encode(summary)
         while length(self._resumed(text)) > limit:
-            if not keep:
-                return ""
-            keep = keep * 3 // 4
-            text = self.chat.clip(summary, ids, keep)
+            text, keep = self.chat.decode(ids[:keep]), keep - 1
         return text
 
     def _window(self, base: Sequence[Span], steps: Sequence[Step], note: str = "tail") -> Window:

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from compactionrl import build
-from compactionrl.config import Config
+from compactionrl.config import Config, ConfigError
 from compactionrl.evaluation.behaviour import behaviour
 from compactionrl.evaluation.evaluate import evaluate
 from compactionrl.evaluation.modes import for_mode
@@ -71,7 +71,10 @@ class Trainer:
         train, temperature = self.config.train, self.config.sampling.temperature
         if latest := self.checkpoints.latest(self.console.print):
             return checkpoint.load(latest, train, temperature=temperature, device=self.device)
-        policy = load_policy(self.base, device=self.device)
+        try:
+            policy = load_policy(self.base, device=self.device)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"model.path: no policy can be loaded from {self.base}: {error}") from error
         critic = None if train.estimator == "group" else Critic(load_policy(self.base, device=self.device))
         return State(), Learner(policy, critic, train, temperature=temperature)
 

@@ -10,7 +10,6 @@ import asyncio
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from compactionrl.config import Config
 from compactionrl.environments.protocol import TaskSet
 from compactionrl.evaluation.modes import for_mode
 from compactionrl.method import token_logprobs
-from compactionrl.models import ModelConfig, Transformer, save_policy
+from compactionrl.models import ModelConfig, Transformer
 from compactionrl.rollout.chat import ChatFormat
 from compactionrl.rollout.collect import Job, collect
 from compactionrl.rollout.ledger import CONTEXT, Rollout, Window

@@ -191,6 +191,7 @@ def test_rollout_shows_the_rollout_that_eval_measures(capsys: pytest.CaptureFixt
         (["train", "--sampling.top_p", "0.5"], ["sampling.top_p"]),
         (["train", "--environment.tasks", "nowhere:Tasks"], ["environment.tasks", "nowhere"]),
         (["train", "--resume"], ["run.folder", "without --resume"]),
+        (["train", "--run.folder", "/dev/null/run"], ["/dev/null/run", "choose another run.folder"]),
     ],
 )
 def test_commands_refuse_what_cannot_work(

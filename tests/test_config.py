@@ -36,7 +36,8 @@ def test_defaults_are_the_papers() -> None:
         ({"train.steps": 1.5}, ["train.steps", "integer"]),
         ({"train": 3}, ["train", "3"]),
         ({"train.policy_lr": -1}, ["train.policy_lr", "greater than 0"]),
-        ({"train.policy_lr": float("nan")}, ["train.policy_lr", "greater than 0"]),
+        ({"train.policy_lr": float("nan")}, ["train.policy_lr", "finite number"]),
+        ({"train.critic_lr": float("inf")}, ["train.critic_lr", "finite number"]),
         ({"train.estimator": "gae"}, ["train.estimator", "cross_trajectory"]),
         ({"context.budget": 0}, ["context.budget", "greater than 0"]),
         ({"context.resume_template": "go on"}, ["context.resume_template", "{summary}"]),
@@ -47,6 +48,8 @@ def test_defaults_are_the_papers() -> None:
         ({"train.estimator": "group"}, ["train.estimator", "group_size", "raise"]),
         ({"train.rollouts_per_step": 10, "train.group_size": 4}, ["train.rollouts_per_step", "train.group_size"]),
         ({"evaluation.modes": ["x1", "x2"]}, ["evaluation.modes", "'x4'"]),
+        ({"evaluation.modes": []}, ["evaluation.modes: ", "at least 1"]),
+        ({"run.threads": 0}, ["run.threads: ", "greater than or equal to 1", "'auto'"]),
     ],
 )
 def test_each_mistake_names_the_key_and_the_remedy(overrides: dict[str, Any], words: list[str]) -> None:

@@ -23,10 +23,11 @@ DEMO = Path(__file__).parent / "bases" / "demo"
 
 
 def build_tasks(config: Config) -> TaskSet:
-    """The task family of `environment.tasks`. Raises ConfigError if its train split is empty."""
+    """The task family of `environment.tasks`. Raises ConfigError if one of its splits is empty."""
     tasks = create("environment.tasks", config.environment.tasks, "environment.options", config.environment.options)
-    if not tasks.size("train"):
-        raise ConfigError("environment.options: the train split has no task")
+    for split in ("train", "heldout"):
+        if not tasks.size(split):
+            raise ConfigError(f"environment.options: the {split} split has no task")
     return tasks
 
 

@@ -102,10 +102,8 @@ def train(
 ) -> None:
     """Train a policy with CompactionRL into run.folder. Ctrl-C stops after the update in progress; --resume goes on."""
     settings = read(context, path)
-    from compactionrl.base import prepare
     from compactionrl.training.trainer import Trainer
 
-    prepare(settings)
     finish(lambda: Trainer(settings, resume=resume).run())
 
 
@@ -115,10 +113,8 @@ def demo(context: typer.Context, path: ConfigFile = None) -> None:
     settings = read(context, path)
     from rich.console import Console
 
-    from compactionrl.base import prepare
     from compactionrl.demo import demo
 
-    prepare(settings)
     finish(lambda: demo(settings, Console()))
 
 
@@ -148,6 +144,10 @@ def finish(run: Callable[[], bool]) -> None:
         finished = run()
     except (CollectionError, TrainingError) as error:
         fail(str(error))
+    except OSError as error:
+        fail(
+            f"{error}; make room or choose another run.folder. What is in checkpoints/ is whole: --resume goes on from it"
+        )
     if not finished:
         raise typer.Exit(130)
 

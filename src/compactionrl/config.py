@@ -11,7 +11,7 @@ import hashlib
 import json
 import tomllib
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -36,7 +36,7 @@ class ConfigError(ValueError):
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", validate_assignment=False, frozen=True)
+    model_config = ConfigDict(extra="forbid", validate_assignment=False, frozen=True, allow_inf_nan=False)
 
 
 class ModelConfig(Section):
@@ -109,7 +109,9 @@ class ContextConfig(Section):
 
 class LimitsConfig(Section):
     turns: int = Field(250, ge=1, description="Responses a rollout may take.")
-    environment_seconds: float = Field(3600.0, gt=0, description="Time of the environment itself, never of the model.")
+    environment_seconds: float = Field(
+        3600.0, gt=0, allow_inf_nan=True, description="Time of the environment itself, never of the model; inf: any."
+    )
 
 
 class SamplingConfig(Section):
@@ -206,6 +208,7 @@ class EvaluationConfig(Section):
     final_tasks: int = Field(512, ge=1, description="Held-out tasks of `eval` and of the table at the end.")
     modes: list[Literal["x1", "x4", "long"]] = Field(
         ["x1", "x4", "long"],
+        min_length=1,
         description="x1: compaction off. x4: up to three compactions. long: one window of 4C, compaction off.",
     )
     seed: int = Field(12345, ge=0, description="Seed of the sampling in evaluations.")
@@ -214,7 +217,10 @@ class EvaluationConfig(Section):
 class RunConfig(Section):
     folder: str = Field("runs/run", description="Where the run is written.")
     seed: int = Field(0, ge=0, description="Seed of the run: sampling, task order, initial critic.")
-    threads: int | Literal["auto"] = Field(1, description="torch threads; 'auto' measures and takes the fastest.")
+    threads: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        1,
+        description="torch threads; 'auto' measures and takes the fastest.",
+    )
 
 
 class Config(Section):
@@ -283,7 +289,7 @@ def keys() -> list[str]:
 
 def explain(item: Any) -> str:
     """One readable line for one pydantic error."""
-    key = ".".join(str(part) for part in item["loc"])
+    key = ".".join(str(part) for part in item["loc"][:2])  # further parts are pydantic's own
     if item["type"] == "extra_forbidden":
         near = difflib.get_close_matches(key, keys(), 1)
         hint = f"did you mean {near[0]}?" if near else "`compactionrl config` lists all keys"

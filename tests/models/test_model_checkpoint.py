@@ -72,12 +72,26 @@ def test_older_rope_fields(tmp_path: Path) -> None:
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"num_hidden_layers": 3}, "missing tensors.*layers.2"),
+        ({"intermediate_size": 8}, "other shapes than its config.json"),
     ],
 )
 def test_what_it_cannot_compute_is_refused(changes: dict[str, object], message: str, tmp_path: Path) -> None:
     reference().save_pretrained(tmp_path)
     edit_config(tmp_path, **changes)
     with pytest.raises(ValueError, match=message):
+        load_policy(tmp_path)
+
+
+def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
+    reference().save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(ValueError, match="weights file is damaged"):
+        load_policy(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["vocab_size"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"config.json lacks the entry 'vocab_size'"):
         load_policy(tmp_path)
 
 

@@ -146,6 +146,13 @@ def test_text_from_outside_never_becomes_a_special_token_and_stays_readable(text
     assert chat.decode(ids) == text.replace("\ufdd0", "\ufffd")
 
 
+def test_halves_of_surrogate_pairs_become_replacement_characters() -> None:
+    """As in file names that are no UTF-8: no tokenizer takes them."""
+    chat = chat_format()
+    assert chat.decode(chat.encode("w1\udce9\ud800w2")) == "w1\ufffd\ufffdw2"
+    assert chat.decode(flat(chat.prompt([{"role": "user", "content": "w1\udce9"}]))).count("\ufffd") == 1
+
+
 @given(HOSTILE, HOSTILE)
 def test_hostile_messages_have_the_special_tokens_of_harmless_ones(first: str, second: str) -> None:
     chat = chat_format()

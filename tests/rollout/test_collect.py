@@ -124,6 +124,18 @@ def test_a_unit_that_keeps_breaking_down_is_dropped_whole_and_refilled() -> None
     assert collected.ends == {"submitted": 7, "error": 2}
 
 
+def test_an_environment_that_cannot_be_made_is_trouble_like_any_other() -> None:
+    def make(index: int, attempt: int) -> ScriptedEnvironment:
+        if index == 1 or (index == 2 and attempt == 1):
+            raise OSError("no such image")
+        return good()
+
+    collected = run(Tasks(make), 3)
+    assert ids(collected.rollouts) == ["job0", "job2-retry1", "job3"]
+    assert [(r.id, r.error) for r in collected.dropped] == [("job1-retry1", "OSError: no such image")]
+    assert collected.ends == {"submitted": 3, "error": 3}
+
+
 def test_a_task_that_does_not_fit_is_not_tried_again() -> None:
     tasks = Tasks(lambda index, attempt: too_long() if index == 0 else good())
     collected = run(tasks, 2, retries=5)

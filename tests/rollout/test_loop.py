@@ -105,6 +105,9 @@ class HangingVerify(ScriptedEnvironment):
         (ScriptedEnvironment([asyncio.CancelledError("inner task")]), ["w1"], "inner task"),
         (ScriptedEnvironment(steps=1, verdict=RuntimeError("grader down")), ["w1"], "grader down"),
         (ScriptedEnvironment(steps=1, verdict=Verdict(math.nan)), ["w1"], "finite"),
+        (ScriptedEnvironment(steps=1, verdict=Verdict(1.0, {("a", 1): 2})), ["w1"], "keys must be"),
+        (ScriptedEnvironment(messages=[]), ["w1"], "start must return"),
+        (ScriptedEnvironment(messages=[{"role": "system", "content": "w1"}]), ["w1"], "start must return"),
         (ScriptedEnvironment(), [OSError("connection refused")], "connection refused"),
         (ScriptedEnvironment(), ["w1", sampled([], "abort")], "aborted"),
         (ScriptedEnvironment(), [sampled([300] * 21, "length")], "21 tokens, asked for 1 to 20"),
@@ -147,6 +150,16 @@ def test_trouble_while_closing_undoes_nothing_but_is_recorded() -> None:
     rollout = play(Sticky(steps=1), Forgetful(["w1"]))
     assert (rollout.end, rollout.reward) == ("submitted", 1.0)
     assert rollout.details == {"close failed": "OSError: still there", "sampler.release failed": "KeyError: 'r'"}
+
+
+def test_an_environment_that_never_closes_holds_nobody_up() -> None:
+    class Hanging(ScriptedEnvironment):
+        async def close(self) -> None:
+            await asyncio.sleep(3600)
+
+    rollout = play(Hanging(steps=1), ScriptedSampler(["w1"]), seconds=0.05)
+    assert (rollout.end, rollout.reward) == ("submitted", 1.0)
+    assert "limits.environment_seconds" in rollout.details["close failed"]
 
 
 def test_a_configuration_that_cannot_work_is_no_trouble_of_a_rollout() -> None:

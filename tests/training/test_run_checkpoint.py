@@ -167,6 +167,17 @@ def test_damage_is_detected(tmp_path: Path, tokenizer: Path, victim: str, damage
     assert checkpoints.names() == ["step-000001"]
 
 
+def test_what_others_put_beside_it_is_no_damage(tmp_path: Path, tokenizer: Path) -> None:
+    """File managers leave files of their own wherever someone looks; people keep notes."""
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
+    path = checkpoints.save(State(step=1), small_learner(), tokenizer)
+    (path / "policy" / ".DS_Store").write_text("x")
+    (tmp_path / "checkpoints" / "my-notes").mkdir()
+    assert checkpoints.latest(never) == path
+    checkpoints.save(State(step=2), small_learner(), tokenizer)
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["my-notes", "step-000002"]
+
+
 def test_rotation_keeps_the_latest_and_the_best(tmp_path: Path, tokenizer: Path) -> None:
     learner = small_learner()
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)

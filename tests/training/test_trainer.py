@@ -17,9 +17,11 @@ from rich.console import Console
 from training_tasks import Chatter, make_base, tiny_config
 
 from compactionrl.config import Config, ConfigError, load_config
+from compactionrl.environments.protocol import Verdict
 from compactionrl.evaluation.evaluate import evaluate
 from compactionrl.rollout.collect import CollectionError
 from compactionrl.training.learner import Learner
+from compactionrl.training.optimiser import TrainingError
 from compactionrl.training.order import task_order
 from compactionrl.training.records import read_rollouts
 from compactionrl.training.run_folder import RunFolder
@@ -240,6 +242,10 @@ def test_nothing_is_written_for_a_configuration_that_cannot_work(tmp: Path) -> N
         ({"sampling__sampler": "training_tasks:Nothing"}, "sampling.sampler"),
         ({"sampling__top_p": 0.9}, "sampling.top_p"),
         ({"model__path": "/nowhere"}, "model.path"),
+        ({"environment__options": {"heldout": 0}}, "environment.options.*heldout"),
+        # Only the tokenizer tells how long the framed request is; and only x4 needs room for it here.
+        ({"context__threshold": 30}, r"context.threshold \(30\) must be at least"),
+        ({"context__threshold": 30, "context__max_compactions": 0}, r"context.threshold \(30\) must be at least"),
         ({"model__device": "teapot"}, "model.device"),
         ({"evaluation__modes": ["long"], "context__budget": 400}, "context.budget.*512 positions"),
     ]:
@@ -271,6 +277,16 @@ def test_when_everything_breaks_the_run_stops_with_its_state_saved(tmp: Path) ->
     with pytest.raises(CollectionError, match="the sandbox is gone"):
         train(config)
     assert (tmp / "run" / "checkpoints" / "value-000000").is_dir()
+
+
+def test_rollouts_that_no_update_survives_can_be_looked_at(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def verify(self: Chatter) -> Verdict:
+        return Verdict(1e300)
+
+    monkeypatch.setattr(Chatter, "verify", verify)
+    with pytest.raises(TrainingError, match="latest rollout files"):
+        train(tiny_config(tmp, train__max_bad_updates=1))
+    assert {r.reward for r in read_rollouts(tmp / "run" / "rollouts" / "value-000001.parquet")} == {1e300}
 
 
 def test_group_estimator_has_no_critic_and_no_pretraining(tmp: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -57,15 +58,22 @@ def _read_config(folder: Path, suffix: str) -> ModelConfig:
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist: expected a Hugging Face model folder")
     config = json.loads(path.read_text())
-    parsed = ModelConfig.from_hf(config)
+    try:
+        parsed = ModelConfig.from_hf(config)
+    except KeyError as error:
+        raise ValueError(f"{path} lacks the entry {error}") from None
     if not config["architectures"][0].endswith(suffix):
         raise ValueError(f"{folder} holds a {config['architectures'][0]}, expected one that ends in {suffix}")
     return parsed
 
 
 def _load(model: Model, folder: Path, dtype: torch.dtype, device: str | torch.device) -> Model:
-    tensors = _read_tensors(folder)
-    result = model.load_state_dict(tensors, strict=False)
+    try:
+        result = model.load_state_dict(_read_tensors(folder), strict=False)
+    except SafetensorError as error:
+        raise ValueError(f"{folder}: a weights file is damaged: {error}") from error
+    except RuntimeError as error:
+        raise ValueError(f"{folder}: the weights have other shapes than its config.json says: {error}") from error
     tied = {TIED} if model.config.tie_word_embeddings else set()
     missing, unexpected = set(result.missing_keys) - tied, set(result.unexpected_keys) - tied
     if missing or unexpected:

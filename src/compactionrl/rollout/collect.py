@@ -70,16 +70,23 @@ async def collect(
     async def run(job: Job) -> Rollout:
         async with slots:
             for attempt in range(retries + 1):
-                rollout = await run_rollout(
-                    tasks.environment(job.split, job.index),
-                    sampler,
-                    chat,
-                    settings,
-                    rollout_id=job.rollout_id if not attempt else f"{job.rollout_id}-retry{attempt}",
-                    task_id=tasks.task_id(job.split, job.index),
-                    seed=random_stream(job.seed, "retry", attempt) if attempt else job.seed,
-                    summariser=summariser,
-                )
+                rollout_id = job.rollout_id if not attempt else f"{job.rollout_id}-retry{attempt}"
+                task_id = tasks.task_id(job.split, job.index)
+                try:
+                    environment = tasks.environment(job.split, job.index)
+                except Exception as error:  # whatever a user's task family raises: the environment's trouble
+                    rollout = Rollout(rollout_id, task_id, error=f"{type(error).__name__}: {error}")
+                else:
+                    rollout = await run_rollout(
+                        environment,
+                        sampler,
+                        chat,
+                        settings,
+                        rollout_id=rollout_id,
+                        task_id=task_id,
+                        seed=random_stream(job.seed, "retry", attempt) if attempt else job.seed,
+                        summariser=summariser,
+                    )
                 if rollout.end != "error" or not rollout.retryable or attempt == retries:
                     return rollout
                 result.ends["error"] += 1

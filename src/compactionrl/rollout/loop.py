@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -102,6 +103,10 @@ class _Agent:
         self.steps: list[Step] = []
 
     @property
+    def limit(self) -> float:
+        return self.settings.limits.environment_seconds
+
+    @property
     def window(self) -> Window:
         return self.rollout.windows[-1]
 
@@ -110,7 +115,7 @@ class _Agent:
         return self.settings.context.max_compactions - self.rollout.compactions
 
     async def run(self) -> None:
-        *system, task = await self.timed(self.environment.start(), self.settings.limits.environment_seconds)
+        *system, task = check_start(await self.timed(self.environment.start(), self.limit))
         self.compactor = Compactor(self.budget, self.chat, list(system), task, self.tools)
         first = Window()
         for span in self.compactor.check_task():
@@ -121,9 +126,10 @@ class _Agent:
                 await self.turn()
         except _Ended as ended:
             end = ended.end
-        verdict = await self.timed(self.environment.verify(), self.settings.limits.environment_seconds)
+        verdict = await self.timed(self.environment.verify(), self.limit)
         if not math.isfinite(verdict.reward):
             raise ValueError(f"the environment's reward is {verdict.reward}: it must be a finite number")
+        json.dumps(verdict.details, default=str)  # what no file can hold is the environment's trouble, not the run's
         self.rollout.reward, self.rollout.end = float(verdict.reward), end
         self.rollout.details |= verdict.details
 
@@ -166,7 +172,7 @@ class _Agent:
     async def observe(self, response: Response) -> Observation:
         if self.too_many_calls(response):
             return Observation(f"More than {self.settings.context.max_calls} calls in one response: none was executed.")
-        left = self.settings.limits.environment_seconds - self.rollout.environment_seconds
+        left = self.limit - self.rollout.environment_seconds
         if left <= 0:
             raise _Ended("time")
         try:
@@ -290,7 +296,7 @@ class _Agent:
         """Release what the rollout holds; trouble here does not undo what it achieved, but is recorded."""
         closing: dict[str, Callable[[], Awaitable[None]]] = {
             "sampler.release": lambda: self.sampler.release(self.rollout.id),
-            "close": self.environment.close,
+            "close": lambda: self.timed(self.environment.close(), self.limit),
         }
         if (summariser := self.summariser) is not None:
             closing["summariser.release"] = lambda: summariser.release(self.rollout.id)
@@ -299,6 +305,12 @@ class _Agent:
                 await close()
             except Exception as error:
                 self.rollout.details[f"{name} failed"] = f"{type(error).__name__}: {error}"
+
+
+def check_start(messages: list[Message]) -> list[Message]:
+    if not messages or messages[-1]["role"] != "user":
+        raise ValueError("the environment's start must return chat messages, the last one with role 'user': the task")
+    return messages
 
 
 def random_stream(seed: int, *path: object) -> int:

@@ -27,7 +27,10 @@ class PlainTextTokenizer:
         self.eos_token_id: int | None = tokenizer.eos_token_id
         added: dict[str, int] = tokenizer.get_added_vocab()
         self.special_ids = frozenset(added.values())
-        self._single = {ord(name): "\ufffd" for name in added if len(name) == 1}
+        # Halves of surrogate pairs (file names that are no UTF-8, say) are no text: no tokenizer takes them.
+        self._single = dict.fromkeys(
+            [*range(0xD800, 0xE000), *(ord(name) for name in added if len(name) == 1)], "\ufffd"
+        )
         self._names = sorted((name for name in added if len(name) > 1), key=len, reverse=True)
         self._begins_special = re.compile(f"(?=(?:{'|'.join(map(re.escape, self._names))}))(.)", re.DOTALL)
         # Only tokens that are matched behind the tokenizer's normalisation can hide in another string.

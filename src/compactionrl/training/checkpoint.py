@@ -12,6 +12,7 @@ step-000010/
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -31,6 +32,7 @@ TOKENIZER_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "vocab*", "merges.txt", "*.model",
     "generation_config.json",
 )  # fmt: skip
+NAME = re.compile(r"(value|step)-\d+")
 
 
 @dataclass
@@ -93,8 +95,7 @@ class Checkpoints:
 
     def names(self) -> list[str]:
         """Oldest first."""
-        found = (path.name for path in self.folder.glob("*-*") if path.is_dir() and not path.name.startswith(PARTIAL))
-        return sorted(found, key=age)
+        return sorted((path.name for path in self.folder.glob("*-*") if NAME.fullmatch(path.name)), key=age)
 
     def link_best(self, state: State) -> None:
         if state.best:

@@ -50,8 +50,9 @@ class Optimiser:
         self.bad = 0 if finite else self.bad + 1
         if self.bad >= self.max_bad_updates:
             raise TrainingError(
-                f"{self.bad} {self.name} updates in a row were not finite (loss {total}, gradient norm {norm}): the last "
-                f"checkpoint is untouched; resume from it with a lower train.{self.name}_lr, or look at the rollouts"
+                f"{self.bad} {self.name} updates in a row were not finite (loss {total}, gradient norm {norm}): look at the "
+                f"latest rollout files; the last checkpoint is untouched: start a new run, with its policy folder as "
+                f"model.path if it is good, and a lower train.{self.name}_lr"
             )
         skipped = {f"{self.name}/skipped": float(not finite)}
         return skipped | ({f"{self.name}/loss": total, f"{self.name}/grad_norm": norm} if finite else {})

@@ -2,6 +2,7 @@
 
 runs/demo/
   config.toml      every key as this run uses it
+  base/            with `model.path = "warm-start"`: where the policy begins
   machine.json     what was chosen on this machine: threads, device, versions
   metrics.jsonl    one line per batch and per evaluation
   tensorboard/     the same, for TensorBoard
@@ -32,15 +33,19 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         if resume:
             check_same(self.stored(), config)
-        elif self.config.exists() or self.checkpoints.exists():
+        elif self.checkpoints.exists() or (self.config.exists() and (self.path / "base").exists()):
             raise ConfigError(
                 f"run.folder: {self.path} already holds a run; go on with --resume, or choose another folder"
             )
 
-    def create(self) -> None:
-        """Write the configuration, which makes the folder a run, and what else is missing."""
+    def begin(self) -> None:
+        """Write the configuration: from here on the run can be resumed."""
         self.path.mkdir(parents=True, exist_ok=True)
         write_file(self.config, lambda path: path.write_text(dump(self.settings)))
+
+    def create(self) -> None:
+        """Write the configuration and what else is missing."""
+        self.begin()
         for folder in (self.rollouts, self.checkpoints):
             folder.mkdir(exist_ok=True)
 
@@ -62,7 +67,7 @@ class RunFolder:
     def drop_rollouts_after(self, value_batches: int, step: int) -> None:
         """Remove the files of batches that the resumed run is going to do again, and what was half written."""
         done = {f"value-{n + 1:06}" for n in range(value_batches)} | {f"step-{n + 1:06}" for n in range(step)}
-        for path in self.rollouts.iterdir():
+        for path in self.rollouts.glob("*.parquet"):
             if path.stem not in done:
                 path.unlink()
 

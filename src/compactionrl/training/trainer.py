@@ -9,11 +9,13 @@ from typing import Any
 from rich.console import Console
 
 from compactionrl import build
+from compactionrl.base import prepare
 from compactionrl.config import Config, ConfigError
 from compactionrl.evaluation.behaviour import behaviour
 from compactionrl.evaluation.evaluate import evaluate
 from compactionrl.evaluation.modes import for_mode
 from compactionrl.models import Critic, load_policy
+from compactionrl.rollout.budget import ContextBudget
 from compactionrl.rollout.collect import Collected, CollectionError, collect
 from compactionrl.rollout.loop import RolloutSettings
 from compactionrl.samplers.protocol import Sampler
@@ -36,24 +38,28 @@ class Trainer:
     """Trains `config` in its run folder; with `resume`, goes on from the latest checkpoint there.
 
     On CPU a run that was stopped, or killed at any moment, and resumed gives the same weights bit for bit as one that was
-    not. Raises ConfigError if the configuration cannot work, before anything is written. `evaluate` measures the policy
-    on held-out tasks; see `evaluation.evaluate`.
+    not. Raises ConfigError if the configuration cannot work, before anything is sampled or written (a warm start alone
+    comes before what its tokenizer decides). `evaluate` measures the policy on held-out tasks; see `evaluation.evaluate`.
     """
 
     def __init__(
         self, config: Config, *, resume: bool = False, evaluate: Evaluate = evaluate, console: Console | None = None
     ) -> None:
         config.check_trainable()
-        for mode in config.evaluation.modes:
-            for_mode(config, mode)
+        contexts = [config.context, *(for_mode(config, mode) for mode in config.evaluation.modes)]
         self.config = config
         self.measure = evaluate
         self.console = console or Console()
         self.folder = RunFolder(config, resume=resume)
         self.tasks = build.build_tasks(config)
+        self.device = build.build_device(config)
+        if config.model.path == "warm-start":
+            self.folder.begin()  # so that a warm start that was killed is resumed, too
+            prepare(config)
         self.base = build.model_folder(config)
         self.chat = build.build_chat(config, self.base)
-        self.device = build.build_device(config)
+        for context in contexts:
+            ContextBudget.measure(context, self.chat)
         self.checkpoints = Checkpoints(self.folder.checkpoints, config.train.keep_checkpoints)
         self.state, self.learner = self.load()
         self.sampler: Sampler = build.build_sampler(config, self.learner.policy)
@@ -111,14 +117,13 @@ class Trainer:
         return self.state.value_batches < self.value_batches
 
     def train_batch(self) -> None:
-        """Collect rollouts, update once, log."""
+        """Collect rollouts, write them down, update once, log."""
         pretraining, state = self.pretraining, self.state
         started = time.perf_counter()
         collected = self.interrupt.run(self.collect())
         batch = build_batch(collected.rollouts, self.config.train)
         time_collect = time.perf_counter() - started
         credit = self.learner.credit(batch)
-        metrics = self.learner.update(batch, credit, train_policy=not pretraining)
         state.value_batches += pretraining
         state.step += not pretraining
         state.units += collected.units
@@ -127,6 +132,7 @@ class Trainer:
             rollouts = collected.rollouts + collected.dropped
             path = self.folder.rollout_file(state.name)
             write_rollouts(path, rollouts, credit_by_window(rollouts, batch, credit))
+        metrics = self.learner.update(batch, credit, train_policy=not pretraining)
         time_total = time.perf_counter() - started
         metrics = {
             **describe(collected, batch),

@@ -23,12 +23,35 @@ KILLS = int(os.environ.get("COMPACTIONRL_KILLS", "3"))
 STEPS = 3 * KILLS + 1
 BATCHES = 2 + STEPS  # with value pretraining
 SCRIPT = Path(__file__).parent / "run_tiny.py"
+DEMO = Path(__file__).parents[2] / "recipes" / "demo.toml"
+WARM = {
+    "model.path": "warm-start",
+    "warm_start.hidden_size": 32,
+    "warm_start.intermediate_size": 64,
+    "warm_start.demonstrations": 256,
+    "limits.turns": 8,
+    "train.steps": 1,
+    "train.rollouts_per_step": 4,
+    "train.value_pretraining_steps": 1,
+    "evaluation.every": 0,
+    "evaluation.tasks": 2,
+}
 
 
 def start(folder: Path, *options: str) -> subprocess.Popen[str]:
+    return spawn(str(SCRIPT), str(folder), str(STEPS), *options)
+
+
+def start_warm(folder: Path, *options: str) -> subprocess.Popen[str]:
+    """`compactionrl train`, from nothing: tokenizer, demonstrations, base, value pretraining, one step."""
+    keys = {**WARM, "run.folder": folder / "run"}
+    return spawn("-m", "compactionrl.cli", "train", str(DEMO), *(f"--{k}={v}" for k, v in keys.items()), *options)
+
+
+def spawn(*arguments: str) -> subprocess.Popen[str]:
     source = Path(__file__).parents[2] / "src"
     environment = os.environ | {"PYTHONPATH": f"{source}:{SCRIPT.parent}", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(SCRIPT), str(folder), str(STEPS), *options]
+    command = [sys.executable, *arguments]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -65,7 +88,12 @@ def kill_somewhere(folder: Path, process: subprocess.Popen[str], number: int) ->
     else:
         alive = wait_for(process, lambda: lines(folder) >= reached)
         pause = rng.uniform(0, 0.6)  # about as long as a batch takes
-    time.sleep(pause if alive else 0)
+    return kill(process, pause if alive else 0)
+
+
+def kill(process: subprocess.Popen[str], pause: float) -> bool:
+    """Kill after `pause` seconds; False if it ended before."""
+    time.sleep(pause)
     process.kill()
     process.communicate()
     return process.returncode == -signal.SIGKILL
@@ -76,8 +104,8 @@ def finish(process: subprocess.Popen[str]) -> None:
     assert process.returncode == 0, output
 
 
-def final(folder: Path) -> dict[str, str]:
-    checkpoint = folder / "run" / "checkpoints" / f"step-{STEPS:06}"
+def final(folder: Path, step: int = STEPS) -> dict[str, str]:
+    checkpoint = folder / "run" / "checkpoints" / f"step-{step:06}"
     files = sorted(checkpoint.rglob("*.safetensors"))
     assert len(files) == 4
     return {str(f.relative_to(checkpoint)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
@@ -106,3 +134,26 @@ def test_killed_runs_end_like_one_that_was_not(tmp_path: Path) -> None:
     seen = [r.task_id for path in sorted((killed / "run" / "rollouts").iterdir()) for r in read_rollouts(path)]
     assert len(seen) == len(set(seen)) == 6 * BATCHES
     assert lines(killed) == lines(folders["whole"])
+
+
+def test_a_warm_start_is_killed_and_resumed_like_everything_else(tmp_path: Path) -> None:
+    """Killed while demonstrations are played or learned, while the base is being written, and right behind it."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    finish(start_warm(whole))
+    base, partial = killed / "run" / "base", killed / "run" / ".partial-base"
+    rng = random.Random(KILLS)
+    moments: list[tuple[Callable[[], bool], float]] = [
+        (lambda: (killed / "run" / "config.toml").exists(), rng.uniform(0, 0.5)),
+        (partial.exists, rng.uniform(0, 0.005)),
+        (base.exists, rng.uniform(0, 0.1)),
+    ]
+    for number, (reached, pause) in enumerate(moments):
+        process = start_warm(killed, *(["--resume"] if number else []))
+        assert wait_for(process, reached)
+        assert kill(process, pause)
+        print(f"kill {number}: base {base.exists()}, half written {partial.exists()}, {lines(killed)} lines")
+    finish(start_warm(killed, "--resume"))
+    assert final(killed, 1) == final(whole, 1)
+    weights = [(folder / "run" / "base" / "model.safetensors").read_bytes() for folder in (whole, killed)]
+    assert weights[0] == weights[1]
+    assert lines(killed) == lines(whole)

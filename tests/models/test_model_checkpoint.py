@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,17 @@ def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=r"config.json lacks the entry 'vocab_size'"):
         load_policy(tmp_path)
+
+
+def test_a_full_disk_is_an_os_error(tmp_path: Path) -> None:
+    """Not one of the library's own: who calls tells the user to make room."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"model.safetensors cannot be written"):
+            save_policy(Transformer(CONFIG), tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_pickled_weights_are_not_read(tmp_path: Path) -> None:

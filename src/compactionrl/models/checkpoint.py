@@ -53,6 +53,14 @@ def save_critic(critic: Critic, folder: str | Path) -> None:
     _save(critic, Path(folder), critic.config.to_hf(architecture) | labels)
 
 
+def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write a safetensors file. Raises OSError where the disk does not take it."""
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(f"{path} cannot be written: {error}") from error
+
+
 def _read_config(folder: Path, suffix: str) -> ModelConfig:
     path = folder / "config.json"
     if not path.is_file():
@@ -94,7 +102,7 @@ def _save(model: Transformer | Critic, folder: Path, config: dict[str, object]) 
     folder.mkdir(parents=True, exist_ok=True)
     skipped = {TIED} if model.config.tie_word_embeddings else set()
     tensors = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items() if name not in skipped}
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    save_tensors(tensors, folder / WEIGHTS)
     config.pop("torch_dtype", None)  # the older name of dtype
     config["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")

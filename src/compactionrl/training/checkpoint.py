@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from compactionrl.config import TrainConfig
 from compactionrl.models import load_critic, load_policy, save_critic, save_policy
+from compactionrl.models.checkpoint import save_tensors
 from compactionrl.training.atomic import PARTIAL, is_complete, write_folder
 from compactionrl.training.learner import Learner
 from compactionrl.training.optimiser import Optimiser
@@ -119,7 +120,7 @@ def fill(folder: Path, state: State, learner: Learner, tokenizer: Path) -> None:
         save_critic(learner.critic, folder / "critic")
         optimisers.append(learner.critic_optimiser)
     for optimiser in optimisers:
-        save_file(optimiser.tensors(), folder / f"{optimiser.name}_adam.safetensors")
+        save_tensors(optimiser.tensors(), folder / f"{optimiser.name}_adam.safetensors")
     bad = {optimiser.name: optimiser.bad for optimiser in optimisers}
     (folder / "state.json").write_text(json.dumps(asdict(state) | {"bad_updates": bad}, indent=1) + "\n")
 

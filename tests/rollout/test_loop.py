@@ -104,6 +104,7 @@ class HangingVerify(ScriptedEnvironment):
         (ScriptedEnvironment(["w1", OSError("disk full")]), ["w1"], "disk full"),
         (ScriptedEnvironment([asyncio.CancelledError("inner task")]), ["w1"], "inner task"),
         (ScriptedEnvironment(steps=1, verdict=RuntimeError("grader down")), ["w1"], "grader down"),
+        (ScriptedEnvironment([OSError("no file caf\udce9")]), ["w1"], r"no file caf\udce9"),
         (ScriptedEnvironment(steps=1, verdict=Verdict(math.nan)), ["w1"], "finite"),
         (ScriptedEnvironment(steps=1, verdict=Verdict(1.0, {("a", 1): 2})), ["w1"], "keys must be"),
         (ScriptedEnvironment(messages=[]), ["w1"], "start must return"),

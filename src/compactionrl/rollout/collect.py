@@ -11,7 +11,7 @@ from itertools import count as integers
 from compactionrl.environments.protocol import TaskSet
 from compactionrl.rollout.chat import ChatFormat
 from compactionrl.rollout.ledger import Rollout
-from compactionrl.rollout.loop import RolloutSettings, random_stream, run_rollout
+from compactionrl.rollout.loop import RolloutSettings, describe, random_stream, run_rollout
 from compactionrl.samplers.protocol import Sampler
 
 MAX_BROKEN_UNITS = 16
@@ -75,7 +75,7 @@ async def collect(
                 try:
                     environment = tasks.environment(job.split, job.index)
                 except Exception as error:  # whatever a user's task family raises: the environment's trouble
-                    rollout = Rollout(rollout_id, task_id, error=f"{type(error).__name__}: {error}")
+                    rollout = Rollout(rollout_id, task_id, error=describe(error))
                 else:
                     rollout = await run_rollout(
                         environment,

@@ -60,9 +60,9 @@ async def run_rollout(
         if task is None or task.cancelling():
             raise
         # Nobody cancelled this rollout: it leaked out of what the environment or the sampler runs inside.
-        rollout.end, rollout.error = "error", f"CancelledError: {error}"
+        rollout.end, rollout.error = "error", describe(error)
     except Exception as error:  # whatever a user's environment or sampler raises: recorded, counted, never a reward
-        rollout.end, rollout.error = "error", f"{type(error).__name__}: {error}"
+        rollout.end, rollout.error = "error", describe(error)
     finally:
         await agent.close()
     if rollout.end == "error":
@@ -304,13 +304,18 @@ class _Agent:
             try:
                 await close()
             except Exception as error:
-                self.rollout.details[f"{name} failed"] = f"{type(error).__name__}: {error}"
+                self.rollout.details[f"{name} failed"] = describe(error)
 
 
 def check_start(messages: list[Message]) -> list[Message]:
     if not messages or messages[-1]["role"] != "user":
         raise ValueError("the environment's start must return chat messages, the last one with role 'user': the task")
     return messages
+
+
+def describe(error: BaseException) -> str:
+    """An error for the ledger. A message may name a file that is no UTF-8, which no file of ours could hold."""
+    return f"{type(error).__name__}: {error}".encode(errors="backslashreplace").decode()
 
 
 def random_stream(seed: int, *path: object) -> int:

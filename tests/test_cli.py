@@ -183,6 +183,8 @@ def test_rollout_shows_the_rollout_that_eval_measures(capsys: pytest.CaptureFixt
     [
         (["eval", "--modes", "x1,x9"], ["evaluation.modes", "x4"]),
         (["eval", "--tasks", "0"], ["--tasks"]),
+        (["eval", "--output", "/nowhere/results.json"], ["--output", "/nowhere"]),
+        (["eval", "--context.budget", "70", "--tasks", "16", "--modes", "x4"], ["task does not fit", "context.budget"]),
         (["eval", "--checkpoint", str(DEMO.parent)], ["no policy can be loaded from", "config.json"]),
         (["eval", "--model.path", "nowhere"], ["model.path", "nowhere"]),
         (["rollout", "--index", "-1"], ["--index"]),

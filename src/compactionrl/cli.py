@@ -8,13 +8,14 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 
 from compactionrl import __version__
 from compactionrl.config import Config, ConfigError, load_config
 
+T = TypeVar("T")
 OVERRIDE = re.compile(r"--([A-Za-z_]\w*(?:\.[\w-]+)+)(?:=(.*))?", re.DOTALL)
 EXTRAS = {"torch", "transformers", "safetensors", "pyarrow", "matplotlib", "tensorboard"}
 
@@ -131,25 +132,29 @@ def warm_start(
     from compactionrl.base import make_base
 
     folder = output or Path(settings.run.folder) / "base"
-    loss = make_base(settings, folder)
+    loss = guarded(lambda: make_base(settings, folder))
     typer.echo(f"{folder}: loss {loss:.4f}")
 
 
 def finish(run: Callable[[], bool]) -> None:
     """Run to the end; exit code 130 if a signal stopped it before."""
+    if not guarded(run):
+        raise typer.Exit(130)
+
+
+def guarded(run: Callable[[], T]) -> T:
+    """What `run` returns; trouble of tasks, updates and disks ends with one message."""
     from compactionrl.rollout.collect import CollectionError
     from compactionrl.training.optimiser import TrainingError
 
     try:
-        finished = run()
+        return run()
     except (CollectionError, TrainingError) as error:
         fail(str(error))
     except OSError as error:
         fail(
             f"{error}; make room or choose another run.folder. What is in checkpoints/ is whole: --resume goes on from it"
         )
-    if not finished:
-        raise typer.Exit(130)
 
 
 @app.command("eval")
@@ -165,6 +170,8 @@ def evaluate(
     output: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Also write the results here.")] = None,
 ) -> None:
     """Measure a checkpoint on held-out tasks: one window (x1), with compaction (x4), one long window."""
+    if output and not output.parent.is_dir():
+        raise ConfigError(f"--output {output}: there is no folder {output.parent}")
     chosen = {"evaluation.modes": modes.split(",")} if modes else {}
     config = load_config(path, {**(context.obj or {}), **chosen})
     from rich.console import Console
@@ -175,7 +182,8 @@ def evaluate(
 
     folder = checkpoint or build.model_folder(config)
     n = tasks or config.evaluation.final_tasks
-    results = measure(config, folder, modes=config.evaluation.modes, n_tasks=n, summariser=summariser)
+    options: dict[str, Any] = {"modes": config.evaluation.modes, "n_tasks": n, "summariser": summariser}
+    results = guarded(lambda: measure(config, folder, **options))
     console = Console()
     for table in (pass_table, behaviour_table):
         console.print(table({folder.name: results}))

@@ -198,8 +198,14 @@ class WarmStartConfig(Section):
     layers: int = Field(2, ge=1, description="Decoder layers.")
     heads: int = Field(4, ge=1, description="Attention heads.")
     kv_heads: int = Field(2, ge=1, description="Key-value heads.")
-    head_dim: int = Field(32, ge=2, description="Size of one head.")
+    head_dim: int = Field(32, ge=2, multiple_of=2, description="Size of one head.")
     intermediate_size: int = Field(256, ge=1, description="Width of the MLP.")
+
+    @model_validator(mode="after")
+    def check(self) -> Self:
+        if self.heads % self.kv_heads:
+            raise ValueError("warm_start.heads must be a multiple of warm_start.kv_heads")
+        return self
 
 
 class EvaluationConfig(Section):

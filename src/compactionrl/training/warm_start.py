@@ -21,7 +21,7 @@ from compactionrl.evaluation.modes import for_mode
 from compactionrl.method import token_logprobs
 from compactionrl.models import ModelConfig, Transformer
 from compactionrl.rollout.chat import ChatFormat
-from compactionrl.rollout.collect import Job, collect
+from compactionrl.rollout.collect import CollectionError, Job, collect
 from compactionrl.rollout.ledger import CONTEXT, Rollout, Window
 from compactionrl.rollout.loop import RolloutSettings
 from compactionrl.samplers.protocol import Sampler
@@ -44,7 +44,9 @@ def demonstrate(config: Config, tasks: TaskSet, chat: ChatFormat, demonstrator: 
         jobs = ([Job("train", i % size, f"{name}-{i}", (warm.seed << 32) + i)] for i in range(first, first + count))
         played = asyncio.run(collect(tasks, demonstrator, chat, settings, jobs, count, concurrency=64, retries=0))
         if played.dropped:
-            raise RuntimeError(f"{len(played.dropped)} demonstrations broke down; the first: {played.dropped[0].error}")
+            raise CollectionError(
+                f"{len(played.dropped)} demonstrations broke down; the first: {played.dropped[0].error}"
+            )
         rollouts += played.rollouts
     return rollouts
 

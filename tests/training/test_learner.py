@@ -1,6 +1,11 @@
 """One batch, one update: equal to a naive PPO, however the batch is packed; summaries and groups."""
 
+import math
 import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +17,12 @@ from training_fakes import parameters, random_rollouts, small_learner
 from compactionrl.config import TrainConfig
 from compactionrl.rollout.ledger import Rollout
 from compactionrl.training.batch import Batch, build_batch
-from compactionrl.training.learner import Learner
+from compactionrl.training.learner import Credit, Learner
 
 
-def gradients(learner: Learner, batch: Batch) -> tuple[dict[str, Tensor], dict[str, float]]:
+def gradients(
+    learner: Learner, batch: Batch, credit: Credit | None = None
+) -> tuple[dict[str, Tensor], dict[str, float]]:
     """The gradients of the first update of policy and critic, in place of the update."""
     found: dict[str, Tensor] = {}
     for optimiser in (learner.policy_optimiser, learner.critic_optimiser):
@@ -24,7 +31,7 @@ def gradients(learner: Learner, batch: Batch) -> tuple[dict[str, Tensor], dict[s
             optimiser.adam.step = lambda optimiser=optimiser: found.update(  # type: ignore[method-assign]
                 {f"{optimiser.name}.{key}": p.grad.clone() for key, p in optimiser.parameters.items()}
             )
-    metrics = learner.update(batch, learner.credit(batch))
+    metrics = learner.update(batch, credit or learner.credit(batch))
     return found, metrics
 
 
@@ -58,47 +65,125 @@ def test_micro_batches_and_order_change_nothing(
             assert metrics[key] == pytest.approx(results[0][1][key], rel=1e3 * tolerance, abs=1e3 * tolerance)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_equal_to_naive_ppo_on_padded_rows(seed: int) -> None:
-    learner = small_learner(torch.float64, micro_batch_tokens=50)
-    rollouts = random_rollouts(5, seed)
-    found, metrics = gradients(learner, build_batch(rollouts, learner.config))
-    policy_loss, critic_loss = naive_losses(learner, rollouts)
-    assert metrics["policy/loss"] == pytest.approx(policy_loss.item(), rel=1e-9)
-    assert metrics["critic/loss"] == pytest.approx(critic_loss.item(), rel=1e-9)
-    expected = {}
-    for name, loss, model in (("policy", policy_loss, learner.policy), ("critic", critic_loss, learner.critic)):
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"gamma": 0.9},
+    {"alpha": 0.7},
+    {"lambda_length": "window"},
+    {"lambda_length": "segment", "alpha": 3.0},
+    {"critic_lambda": 0.6},
+    {"clip_low": 0.05},
+    {"clip_high": 0.05},
+    {"value_clip": 0.1},
+    {"normalisation": "segment"},
+    {"estimator": "segment"},
+    {"whiten": True},
+    {"entropy_bonus": 0.3},
+    {"temperature": 0.6},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("seed", range(2))
+def test_equal_to_naive_ppo_on_padded_rows(seed: int, options: dict[str, Any]) -> None:
+    """Losses and gradients, with the defaults and with each option: none of them does nothing."""
+    learner, expected = naive_results(seed, options)
+    batch = build_batch(random_rollouts(5, seed), learner.config)
+    credit = learner.credit(batch)
+    found = gradients(learner, batch, replace(credit, values=credit.values + DRIFT))
+    assert_same_update(found, expected)
+    if options:
+        with pytest.raises(AssertionError):
+            assert_same_update(found, naive_results(seed, {})[1])
+
+
+Update = tuple[dict[str, Tensor], dict[str, float]]
+DRIFT = 0.2
+"""What the critic is taken to have moved since the values of the batch: the first update alone shows no value clip."""
+
+
+def assert_same_update(found: Update, expected: Update) -> None:
+    assert_close(expected[0], found[0], 1e-9)
+    for name, loss in expected[1].items():
+        assert found[1][name] == pytest.approx(loss, rel=1e-9)
+
+
+def naive_results(seed: int, options: dict[str, Any]) -> tuple[Learner, Update]:
+    rest = dict(options)
+    temperature = rest.pop("temperature", 1.0)
+    learner = small_learner(torch.float64, seed=seed, micro_batch_tokens=50, **rest)
+    learner.temperature = temperature
+    losses = naive_losses(learner, random_rollouts(5, seed))
+    grads = {}
+    for name, loss, model in zip(("policy", "critic"), losses, (learner.policy, learner.critic), strict=True):
         assert model is not None
         names, weights = zip(*model.named_parameters(), strict=True)
-        grads = torch.autograd.grad(loss, weights)
-        expected |= {f"{name}.{key}": grad for key, grad in zip(names, grads, strict=True)}
-    assert_close(expected, found, 1e-9)
+        found = torch.autograd.grad(loss, weights)
+        grads |= {f"{name}.{key}": grad for key, grad in zip(names, found, strict=True)}
+    return learner, (grads, {"policy/loss": losses[0].item(), "critic/loss": losses[1].item()})
+
+
+@dataclass
+class Token:
+    segment: tuple[int, int]
+    rho: Tensor
+    entropy: Tensor
+    value: Tensor
+    advantage: float
+    factor: float
+    target: float
 
 
 def naive_losses(learner: Learner, rollouts: list[Rollout]) -> tuple[Tensor, Tensor]:
     """PPO written down token by token: every window a row of its own, E13 and E14 as sums, no micro-batches."""
+    c, tokens = learner.config, []
+    for number, rollout in enumerate(rollouts):
+        tokens += naive_tokens(learner, number, rollout)
+    sizes = Counter(token.segment for token in tokens)
+    scale = math.sqrt(sum(t.advantage**2 for t in tokens) / len(tokens)) + 1e-8 if c.whiten else 1.0
+    policy, critic = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    for t in tokens:
+        share = 1 / len(tokens) if c.normalisation == "token" else 1 / (len(sizes) * sizes[t.segment])
+        advantage = t.advantage / scale * t.factor
+        gain = torch.minimum(t.rho * advantage, t.rho.clamp(1 - c.clip_low, 1 + c.clip_high) * advantage)
+        policy -= share * (gain + c.entropy_bonus * t.entropy)
+        error = (t.value - t.target) ** 2
+        if c.value_clip:
+            old = t.value.item() + DRIFT
+            held = old + (t.value - old).clamp(-c.value_clip, c.value_clip)
+            error = torch.maximum(error, (held - t.target) ** 2)
+        critic += 0.5 * error / len(tokens)
+    return policy, critic
+
+
+def naive_tokens(learner: Learner, number: int, rollout: Rollout) -> Iterator[Token]:
     assert learner.critic is not None
-    policy_terms, critic_terms = [], []
-    for rollout in rollouts:
-        rows = []  # (ratio, value) of each sampled token, one list per segment
-        for window in rollout.windows:
-            ids = torch.tensor(window.token_ids + [0] * (60 - len(window)))  # padded to one length
-            logits = learner.policy(ids, [60]) @ learner.policy.head_weight.T
-            values = learner.critic(ids, [60])
-            for segment in window.segments:
-                at = [t for t, s in enumerate(window.segment_ids) if s == segment.index]
-                logp = [logits[t - 1].log_softmax(0)[ids[t]] for t in at]
-                rows.append([((lp - window.logprobs[t]).exp(), values[t - 1]) for lp, t in zip(logp, at, strict=True)])
-        lam = 1 - 1 / (1.5 * sum(map(len, rows)))
-        for s, row in enumerate(rows):
-            v = [value.item() for _, value in row] + [0.0]
-            delta = [v[i + 1] - v[i] + rollout.reward * (i == len(row) - 1) for i in range(len(row))]
-            later = sum(map(len, rows[s + 1 :]))
-            for i, (rho, value) in enumerate(row):
-                advantage = lam**later * sum(lam ** (j - i) * delta[j] for j in range(i, len(row)))
-                policy_terms.append(-torch.minimum(rho * advantage, rho.clamp(0.8, 1.2) * advantage))
-                critic_terms.append(0.5 * (value - rollout.reward) ** 2)  # critic_lambda 1: the target is the return
-    return torch.stack(policy_terms).mean(), torch.stack(critic_terms).mean()
+    c = learner.config
+    rows, windows = [], []  # of each segment: its tokens' (ratio, entropy, value), and its window
+    for window in rollout.windows:
+        ids = torch.tensor(window.token_ids + [0] * (60 - len(window)))  # padded to one length
+        logits = learner.policy(ids, [60]) @ learner.policy.head_weight.T / learner.temperature
+        values = learner.critic(ids, [60])
+        for segment in window.segments:
+            row = []
+            for t in (t for t, s in enumerate(window.segment_ids) if s == segment.index):
+                logp = logits[t - 1].log_softmax(0)
+                rho = (logp[ids[t]] - window.logprobs[t]).exp()
+                row.append((rho, -(logp.exp() * logp).sum(), values[t - 1]))
+            rows.append(row)
+            windows.append(window)
+    for s, row in enumerate(rows):
+        of_window = [other for other, window in zip(rows, windows, strict=True) if window is windows[s]]
+        length = sum(map(len, {"rollout": rows, "window": of_window, "segment": [row]}[c.lambda_length]))
+        decay = c.gamma * max(0.0, 1 - 1 / (c.alpha * length))
+        v = [value.item() for _, _, value in row] + [0.0]
+        delta = [c.gamma * v[i + 1] - v[i] + rollout.reward * (i == len(row) - 1) for i in range(len(row))]
+        factor = decay ** sum(map(len, rows[s + 1 :])) if c.estimator == "cross_trajectory" else 1.0
+        for i, (rho, entropy, value) in enumerate(row):
+            later = range(i, len(row))
+            advantage = sum(decay ** (j - i) * delta[j] for j in later)
+            target = v[i] + sum((c.gamma * c.critic_lambda) ** (j - i) * delta[j] for j in later)
+            yield Token((number, s), rho, entropy, value, advantage, factor, target)
 
 
 def test_untrained_summaries_have_no_influence() -> None:

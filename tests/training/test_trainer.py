@@ -289,6 +289,15 @@ def test_rollouts_that_no_update_survives_can_be_looked_at(tmp: Path, monkeypatc
     assert {r.reward for r in read_rollouts(tmp / "run" / "rollouts" / "value-000001.parquet")} == {1e300}
 
 
+def test_what_is_sampled_and_what_is_trained_have_one_temperature(tmp: Path) -> None:
+    """Before its update the policy is the sampler: every ratio is 1, in a resumed run as well."""
+    for steps in (1, 2):
+        train(tiny_config(tmp, train__steps=steps, sampling__temperature=0.5), resume=steps > 1)
+    found = [line for line in metrics(tmp / "run") if line["phase"] == "train"]
+    assert [line["ratio/mean"] for line in found] == pytest.approx([1, 1], abs=1e-4)
+    assert [line["ratio/max"] for line in found] == pytest.approx([1, 1], abs=1e-3)
+
+
 def test_group_estimator_has_no_critic_and_no_pretraining(tmp: Path) -> None:
     train(tiny_config(tmp, train__steps=1, train__estimator="group", train__group_size=3))
     phases = [(line["phase"], line["step"]) for line in metrics(tmp / "run")]

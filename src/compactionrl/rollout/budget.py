@@ -57,7 +57,7 @@ class ContextBudget:
             if not self.can_act(length(prompt), 0):
                 raise TaskDoesNotFit(
                     f"task does not fit: its prompt has {length(prompt)} tokens, which leaves less than "
-                    f"context.min_response ({context.min_response}) of context.budget ({context.budget})"
+                    f"context.min_response ({context.min_response}) of context.budget ({context.budget}): raise the budget"
                 )
             return
         most = context.budget - context.threshold - context.min_response
@@ -67,7 +67,8 @@ class ContextBudget:
         ):
             if used > most:
                 raise TaskDoesNotFit(
-                    f"task does not fit: {name} has {used} tokens, more than context.budget - threshold - min_response = {most}"
+                    f"task does not fit: {name} has {used} tokens, more than context.budget - threshold - min_response = "
+                    f"{most}; raise the budget, lower threshold or summary_tokens, or shorten the task"
                 )
 
 

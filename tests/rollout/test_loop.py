@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from typing import Any
 
 import pytest
@@ -70,6 +71,33 @@ def test_the_environments_time_is_not_the_samplers() -> None:
     rollout = play(ScriptedEnvironment(steps=2, seconds=0.05), ScriptedSampler(["w1"]))
     assert rollout.environment_seconds >= 0.1
     assert rollout.sampler_seconds < 0.05
+
+
+class BusySampler(ScriptedSampler):
+    """Computes for others, in this process, while an environment waits."""
+
+    busy_seconds = 0.0
+
+    def compute(self, seconds: float) -> None:
+        time.sleep(seconds)
+        self.busy_seconds += seconds
+
+
+@pytest.mark.parametrize(("waits", "end"), [(0.02, "submitted"), (0.9, "time")])
+def test_what_a_sampler_computes_while_the_environment_waits_is_not_the_environments_time(
+    waits: float, end: str
+) -> None:
+    sampler = BusySampler(["w1"])
+
+    class Waiting(ScriptedEnvironment):
+        async def step(self, response: Any) -> Any:
+            asyncio.get_running_loop().call_soon(sampler.compute, 0.3)
+            await asyncio.sleep(waits)
+            return await super().step(response)
+
+    rollout = play(Waiting(steps=1), sampler, seconds=0.2)
+    assert rollout.end == end
+    assert rollout.environment_seconds < 0.3
 
 
 def test_a_timeout_inside_the_environment_is_its_trouble_and_not_the_end_of_time() -> None:

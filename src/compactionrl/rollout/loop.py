@@ -16,6 +16,7 @@ from compactionrl.environments.protocol import Environment, Message, Observation
 from compactionrl.rollout.budget import ContextBudget, TaskDoesNotFit, requests
 from compactionrl.rollout.chat import ChatFormat, Span, length
 from compactionrl.rollout.compaction import CannotResume, Compactor, Step, judge
+from compactionrl.rollout.environment_time import OutOfTime, stopwatch, within
 from compactionrl.rollout.ledger import Attempt, End, Kind, Rollout, Segment, Window
 from compactionrl.samplers.protocol import Sampled, Sampler
 
@@ -75,10 +76,6 @@ class _Ended(Exception):
 
     def __init__(self, end: End) -> None:
         self.end = end
-
-
-class _OutOfTime(Exception):
-    """The environment did not answer in time."""
 
 
 class _Agent:
@@ -177,7 +174,7 @@ class _Agent:
             raise _Ended("time")
         try:
             return await self.timed(self.environment.step(response), left)
-        except _OutOfTime:
+        except OutOfTime:
             raise _Ended("time") from None
 
     def messages(self, response: Response, observation: Observation) -> list[Message]:
@@ -278,19 +275,12 @@ class _Agent:
             self.window.append_context(span.ids, span.role, note)
 
     async def timed(self, call: Awaitable[T], seconds: float) -> T:
-        """What the environment answers. Its time is counted; raises _OutOfTime after `seconds`."""
-        started = time.perf_counter()
+        """What the environment answers. Its own time is counted; raises OutOfTime after `seconds` of it."""
+        elapsed = stopwatch({id(s): s for s in (self.sampler, self.summariser) if s is not None}.values())
         try:
-            async with asyncio.timeout(seconds) as timer:
-                return await call
-        except TimeoutError:
-            if timer.expired():
-                raise _OutOfTime(
-                    f"the environment took longer than limits.environment_seconds ({seconds:g} left)"
-                ) from None
-            raise
+            return await within(seconds, elapsed, call)
         finally:
-            self.rollout.environment_seconds += time.perf_counter() - started
+            self.rollout.environment_seconds += elapsed()
 
     async def close(self) -> None:
         """Release what the rollout holds; trouble here does not undo what it achieved, but is recorded."""

@@ -147,6 +147,11 @@ class LocalSampler:
                 return
             passes = TURNAROUND if self._step() else 1
 
+    @property
+    def busy_seconds(self) -> float:
+        """Time in which nothing else in this event loop could run."""
+        return self.stats.seconds
+
     def _ended(self, engine: asyncio.Task[None]) -> None:
         """If the engine failed, so does every open request. The cache may be half written: nothing of it is kept."""
         error = asyncio.CancelledError() if engine.cancelled() else engine.exception()

@@ -22,6 +22,10 @@ class Sampled:
 
 
 class Sampler(Protocol):
+    """One that computes in this process, and so keeps the event loop from environments that wait, has an attribute
+    `busy_seconds`: for how long it has done so, in all. That time is taken off what an environment needed.
+    """
+
     async def sample(
         self,
         token_ids: Sequence[int],

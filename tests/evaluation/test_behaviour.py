@@ -25,7 +25,7 @@ def compacted(reward: float) -> Rollout:
     """Two compactions (summaries of 4 and 6 tokens, the second cut), one rejected try of 5, responses of 2+3, 4 and 1."""
     windows = [window([2, 3], 4), window([4], 6, first=2, note="summary (cut)"), window([1], first=4)]
     windows[0].rejected.append(Attempt([3] * 5, [-1.0] * 5, "only thinking"))
-    return Rollout("b", "task-b", windows, reward=reward, end="submitted", turns=4, tool_calls=5)
+    return Rollout("b", "task-b", windows, reward=reward, end="submitted", turns=4, tool_calls=5, thinking_tokens=2)
 
 
 def plain(reward: float, end: Any) -> Rollout:
@@ -46,6 +46,7 @@ def test_every_figure() -> None:
     assert measured["tool_calls"] == (5 + 5 + 1 + 1) / 4
     assert measured["summary_tokens"] == 5.0  # of accepted summaries: 4, 6, 4, 6
     assert measured["response_tokens"] == (10 + 10 + 2 + 2) / 10  # per response
+    assert measured["thinking_tokens"] == (2 + 2) / 10
     assert measured["sampled_tokens"] == (25 + 25 + 2 + 2) / 4  # rejected ones count as sampled
     assert measured["cut_responses"] == 0.5
     assert measured["budget_exhausted"] == 0.25

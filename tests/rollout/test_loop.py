@@ -258,6 +258,13 @@ def test_counts_of_turns_calls_and_cut_responses() -> None:
     assert play(ScriptedEnvironment(steps=4), ScriptedSampler(["w1"])).tool_calls == 4
 
 
+def test_thinking_of_responses_is_counted() -> None:
+    """Two words in closed thinking, one in thinking that was never closed."""
+    script = ["<think>w1 w2</think>w3", "w4", "<think>w5"]
+    rollout = play(ScriptedEnvironment(steps=3), ScriptedSampler(script))
+    assert rollout.thinking_tokens == 2 + 1
+
+
 # ---------------------------------------------------------------- native calls
 
 

@@ -24,6 +24,7 @@ def behaviour(rollouts: Sequence[Rollout]) -> dict[str, Any]:
         raise ValueError(f"rollouts that ended in 'error' have no verdict: {', '.join(broken[:5])}")
     ends = Counter(rollout.end for rollout in rollouts)
     responses = sum(rollout.turns for rollout in rollouts)
+    thinking = sum(rollout.thinking_tokens for rollout in rollouts)
     execution = sum(sum(segment_lengths(rollout, "execution")) for rollout in rollouts)
     return {
         **solved(rollouts),
@@ -35,6 +36,7 @@ def behaviour(rollouts: Sequence[Rollout]) -> dict[str, Any]:
         "tool_calls": mean(rollout.tool_calls for rollout in rollouts),
         "summary_tokens": mean(n for rollout in rollouts for n in segment_lengths(rollout, "summary")),
         "response_tokens": execution / responses if responses else None,
+        "thinking_tokens": thinking / responses if responses else None,
         "sampled_tokens": mean(rollout.token_counts()["sampled"] for rollout in rollouts),
         "cut_responses": mean(rollout.cut_responses for rollout in rollouts),
         "budget_exhausted": ends["budget"] / len(rollouts) if rollouts else None,

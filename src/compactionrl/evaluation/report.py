@@ -87,6 +87,7 @@ BEHAVIOUR: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "turns": lambda result: number(result["turns"]),
     "tool calls": lambda result: number(result["tool_calls"]),
     "tokens per turn": lambda result: number(result["response_tokens"]),
+    "of them thinking": lambda result: number(result["thinking_tokens"]),
     "compactions": lambda result: number(result["compactions"]),
     "compacted at all": lambda result: str(result["compacted"]["n"]),
     "Pass@1 of those": lambda result: percent(result["compacted"]["pass_at_1"]),

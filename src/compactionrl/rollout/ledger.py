@@ -119,6 +119,8 @@ class Rollout:
     turns: int = 0
     tool_calls: int = 0
     cut_responses: int = 0
+    thinking_tokens: int = 0
+    """Of the responses, summaries not counted; their thinking's text as tokens."""
     environment_seconds: float = 0.0
     sampler_seconds: float = 0.0
 

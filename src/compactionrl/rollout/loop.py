@@ -160,6 +160,7 @@ class _Agent:
         self.rollout.turns += 1
         self.rollout.tool_calls += len(response.calls) if self.tools else 1
         self.rollout.cut_responses += response.cut
+        self.rollout.thinking_tokens += len(self.chat.encode(response.thinking)) if response.thinking else 0
         return response, sampled.token_ids
 
     def too_many_calls(self, response: Response) -> bool:

@@ -33,6 +33,7 @@ ROLLOUT = {
     "turns": pa.int32(),
     "tool_calls": pa.int32(),
     "cut_responses": pa.int32(),
+    "thinking_tokens": pa.int32(),
     "environment_seconds": pa.float64(),
     "sampler_seconds": pa.float64(),
 }

@@ -18,8 +18,8 @@ from compactionrl.training.order import units
 RECIPE = Path(__file__).parents[1] / "recipes" / "demo.toml"
 
 
-def train(config: Config, batches: int) -> Learner:
-    """Train on `batches` batches; the first `train.value_pretraining_steps` of them train the critic only."""
+def train(config: Config, updates: int) -> Learner:
+    """Update the policy `updates` times, after `train.value_pretraining_steps` batches that train the critic alone."""
     base = build.model_folder(config)
     tasks = build.build_tasks(config)
     chat = build.build_chat(config, base)
@@ -29,7 +29,7 @@ def train(config: Config, batches: int) -> Learner:
     settings = RolloutSettings(config.context, config.limits)
     jobs = units(config.run.seed, tasks.size("train"), group_size=1)
 
-    for number in range(batches):
+    for number in range(-config.train.value_pretraining_steps, updates):
         collecting = collect(
             tasks,
             sampler,
@@ -43,13 +43,14 @@ def train(config: Config, batches: int) -> Learner:
         rollouts = asyncio.run(collecting).rollouts
         batch = build_batch(rollouts, config.train)  # the windows of all rollouts, end to end
         credit = learner.credit(batch)  # values, advantages (E13, E14) and targets, before any update
-        learner.update(batch, credit, train_policy=number >= config.train.value_pretraining_steps)  # E12
-        sampler.weights_changed(number + 1)
+        learner.update(batch, credit, train_policy=number >= 0)  # E12
+        sampler.weights_changed(max(0, number + 1))
         reward = sum(rollout.reward for rollout in rollouts) / len(rollouts)
         compactions = sum(rollout.compactions for rollout in rollouts) / len(rollouts)
-        print(f"batch {number + 1}: reward {reward:.3f}, {compactions:.2f} compactions, {batch.layout.count} tokens")
+        label = f"update {number + 1}" if number >= 0 else "critic only"
+        print(f"{label}: reward {reward:.3f}, {compactions:.2f} compactions, {batch.layout.count} tokens")
     return learner
 
 
 if __name__ == "__main__":
-    train(load_config(RECIPE), batches=30)
+    train(load_config(RECIPE), updates=10)

@@ -163,10 +163,13 @@ def test_eval_writes_what_it_shows(
     arguments = ["--modes", "x4,x1", "--tasks", "3", "--output", str(file), "--summariser", str(base)]
     code, out, _ = run(capsys, "eval", *tiny, *arguments)
     assert code == 0
-    results = json.loads(file.read_text())
+    record = json.loads(file.read_text())
+    assert record["summariser"] == str(base)
+    results = record["results"]
     assert list(results) == ["x4", "x1"]
     assert [result["n"] for result in results.values()] == [3, 3]
     assert "long" not in out
+    assert f"summaries by {base.name}" in " ".join(out.split())
 
 
 def test_rollout_shows_the_rollout_that_eval_measures(capsys: pytest.CaptureFixture[str], tiny: list[str]) -> None:

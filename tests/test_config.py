@@ -157,6 +157,8 @@ def test_any_value_reads_back(value: Any) -> None:
         ("train.policy_lr", "1e-3", 0.001),
         ("train.whiten", "true", True),
         ("evaluation.modes", '["x1", "x4"]', ["x1", "x4"]),
+        ("evaluation.modes", "x1,x4", ["x1", "x4"]),
+        ("evaluation.modes", "x4", ["x4"]),
         ("train.estimator", "segment", "segment"),
         ("run.threads", "auto", "auto"),
         ("run.threads", "2", 2),

@@ -36,7 +36,10 @@ def model_folder(config: Config) -> Path:
     named = {"demo": DEMO, "warm-start": Path(config.run.folder) / "base"}
     folder = named.get(config.model.path, Path(config.model.path))
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"model.path: {folder} is no Hugging Face model folder (it has no config.json)")
+        raise ConfigError(
+            f"model.path: {folder} is no Hugging Face model folder (it has no config.json). "
+            "Nothing is downloaded: give a local folder, 'demo' or 'warm-start'"
+        )
     return folder
 
 

@@ -26,7 +26,14 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Every key of the configuration is an option of every command: --train.steps 10 --context.budget=4096",
 )
-ConfigFile = Annotated[Path | None, typer.Argument(metavar="CONFIG.toml", dir_okay=False, help="Defaults if left out.")]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="CONFIG.toml",
+        dir_okay=False,
+        help="Such as recipes/demo.toml. Without it: defaults for a large model, which need --model.path.",
+    ),
+]
 Checkpoint = Annotated[
     Path | None,
     typer.Option(metavar="FOLDER", file_okay=False, help="A model folder or a checkpoint; default: model.path."),
@@ -185,13 +192,15 @@ def evaluate(
     options: dict[str, Any] = {"modes": config.evaluation.modes, "n_tasks": n, "summariser": summariser}
     results = guarded(lambda: measure(config, folder, **options))
     console = Console()
+    label = f"{folder.name}, summaries by {summariser.name}" if summariser else folder.name
     for table in (pass_table, behaviour_table):
-        console.print(table({folder.name: results}))
+        console.print(table({label: results}))
     for mode, result in results.items():
         for cause, count in result["error_causes"].items():
             console.print(f"{mode}: {count} rollouts broke down and are not in the figures: {cause}", markup=False)
     if output:
-        output.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
+        record = {"checkpoint": str(folder), "summariser": str(summariser) if summariser else None, "results": results}
+        output.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
 
 
 @app.command()

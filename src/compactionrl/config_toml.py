@@ -7,7 +7,7 @@ import re
 import textwrap
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -59,9 +59,15 @@ def bare_or_quoted(key: str) -> str:
 
 
 def parse_value(key: str, text: str) -> Any:
-    """What `--key text` means: text for a key that holds text, otherwise a TOML value, or text where it is none."""
-    if field_type(key) is str:
+    """What `--key text` means: text for a key that holds text, otherwise a TOML value, or text where it is none.
+
+    A list may also be written with commas alone: x1,x4.
+    """
+    kind = field_type(key)
+    if kind is str:
         return text
+    if get_origin(kind) is list and not text.startswith("["):
+        return text.split(",")
     try:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:

@@ -1,4 +1,4 @@
-"""kill -9 at any moment, then resume: the run ends with the same weights, bit for bit (invariant 9).
+"""kill -9 at any moment, then resume: the run ends with the same weights, bit for bit (invariant 8).
 
 COMPACTIONRL_KILLS sets how often (default 3); every other kill waits for a checkpoint that is being written.
 """

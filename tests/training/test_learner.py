@@ -17,7 +17,7 @@ from training_fakes import parameters, random_rollouts, small_learner
 from compactionrl.config import TrainConfig
 from compactionrl.rollout.ledger import Rollout
 from compactionrl.training.batch import Batch, build_batch
-from compactionrl.training.learner import Credit, Learner
+from compactionrl.training.learner import Credit, Learner, repeat
 
 
 def gradients(
@@ -278,3 +278,8 @@ def test_a_behaviour_that_is_the_policy_has_ratio_one(seed: int) -> None:
     assert metrics["ratio/mean"] == pytest.approx(1, abs=1e-12)
     assert metrics["ratio/kl_to_sampler"] == pytest.approx(0, abs=1e-12)
     assert metrics["ratio/clip_fraction"] == 0
+
+
+def test_figures_are_the_last_updates_but_every_skipped_one_counts() -> None:
+    updates = iter([{"critic/skipped": 1.0}, {"critic/skipped": 0.0, "critic/loss": 0.5}])
+    assert repeat(2, lambda: next(updates)) == {"critic/skipped": 1.0, "critic/loss": 0.5}

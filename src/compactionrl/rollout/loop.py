@@ -94,8 +94,8 @@ class _Agent:
         self.tools: list[Any] | None = getattr(environment, "tools", None)
         self.budget = ContextBudget.measure(settings.context, chat, self.tools)
         self.stops = frozenset(chat.stop_token_ids)
-        self.requests = 0
-        self.segments = 0
+        self.requests_made = 0
+        self.segments_made = 0
         self.segment: Segment | None = None
         self.steps: list[Step] = []
 
@@ -234,8 +234,8 @@ class _Agent:
         return response.text
 
     async def sample(self, sampler: Sampler, prompt: Sequence[int], max_tokens: int) -> Sampled:
-        seed = random_stream(self.seed, self.requests)
-        self.requests += 1
+        seed = random_stream(self.seed, self.requests_made)
+        self.requests_made += 1
         started = time.perf_counter()
         try:
             sampled = await sampler.sample(
@@ -258,8 +258,8 @@ class _Agent:
         return sampled
 
     def new_segment(self, kind: Kind) -> Segment:
-        self.segments += 1
-        return Segment(kind, self.segments - 1)
+        self.segments_made += 1
+        return Segment(kind, self.segments_made - 1)
 
     def opening(self) -> list[int]:
         """Ids of the turn right before what the policy samples now."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -78,12 +79,10 @@ class Learner:
         metrics: dict[str, float] = {}
         if self.critic is not None:
             metrics |= critic_diagnostics(batch.layout, credit.values, credit.estimate.targets)
-            for _ in range(self.config.critic_updates):
-                metrics |= self.update_critic(batch, credit)
+            metrics |= repeat(self.config.critic_updates, lambda: self.update_critic(batch, credit))
         if train_policy:
             metrics |= credit_diagnostics(batch.layout, credit.estimate)
-            for _ in range(self.config.policy_updates):
-                metrics |= self.update_policy(batch, credit)
+            metrics |= repeat(self.config.policy_updates, lambda: self.update_policy(batch, credit))
         return metrics
 
     def update_critic(self, batch: Batch, credit: Credit) -> dict[str, float]:
@@ -145,3 +144,14 @@ class Learner:
 
     def micro_batches(self, batch: Batch) -> Iterator[MicroBatch]:
         return batch.micro_batches(self.config.micro_batch_tokens, self.device)
+
+
+def repeat(times: int, update: Callable[[], dict[str, float]]) -> dict[str, float]:
+    """Update `times` times. Figures are those of the last update, but `.../skipped` counts them all."""
+    figures: dict[str, float] = {}
+    skipped: Counter[str] = Counter()
+    for _ in range(times):
+        latest = update()
+        figures |= latest
+        skipped.update({key: count for key, count in latest.items() if key.endswith("/skipped")})
+    return {**figures, **skipped}

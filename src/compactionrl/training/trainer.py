@@ -98,7 +98,7 @@ class Trainer:
             except Interrupted:
                 self.save()
                 self.progress.say(
-                    f"stopped after {self.state.name}; go on with --resume (run folder {self.folder.path})"
+                    f"stopped after {self.state.name}; go on with: compactionrl train {self.folder.config} --resume"
                 )
             except CollectionError:
                 self.save()

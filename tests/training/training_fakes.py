@@ -15,21 +15,25 @@ from compactionrl.training.learner import Learner
 VOCABULARY = 40
 
 
-def small_policy(seed: int = 0, dtype: torch.dtype = torch.float32) -> Transformer:
-    torch.manual_seed(seed)
-    config = ModelConfig(
+def small_config(vocabulary: int, **options: Any) -> ModelConfig:
+    """Two layers of width 32."""
+    return ModelConfig(
         architecture="Qwen3ForCausalLM",
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         hidden_size=32,
         intermediate_size=48,
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=16,
-        initializer_range=0.2,
         tie_word_embeddings=True,
+        **options,
     )
-    return Transformer(config).to(dtype)
+
+
+def small_policy(seed: int = 0, dtype: torch.dtype = torch.float32) -> Transformer:
+    torch.manual_seed(seed)
+    return Transformer(small_config(VOCABULARY, initializer_range=0.2)).to(dtype)
 
 
 def small_learner(dtype: torch.dtype = torch.float32, *, seed: int = 0, **options: Any) -> Learner:

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from training_fakes import small_config
 
 from compactionrl.config import Config, parse_config
 from compactionrl.environments.protocol import Message, Observation, Response, Verdict
-from compactionrl.models import ModelConfig, Transformer, save_policy
+from compactionrl.models import Transformer, save_policy
 from compactionrl.training.tokenizer import build_tokenizer
 
 WORDS = "go on say more you summarise again later red green blue"
@@ -65,19 +66,7 @@ def make_base(folder: Path) -> Path:
     tokenizer = build_tokenizer([WORDS])
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
-    config = ModelConfig(
-        architecture="Qwen3ForCausalLM",
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        initializer_range=0.1,
-    )
+    config = small_config(len(tokenizer), max_position_embeddings=512, initializer_range=0.1)
     save_policy(Transformer(config), folder)
     return folder
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from compactionrl.config import Config, ConfigError
 from compactionrl.environments.protocol import TaskSet
-from compactionrl.evaluation.modes import for_mode
+from compactionrl.evaluation.modes import longest_window
 from compactionrl.samplers.protocol import Sampler
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def build_sampler(config: Config, policy: Transformer, modes: Sequence[str] | No
     """'local', or `module:Class` called as Class(policy, **sampling.sampler_options).
 
     To be trained with, it must have `weights_changed(version)`, which is called whenever `policy` has new weights. A local
-    one has room for `modes` (default: those of the configuration).
+    one has room for training and `modes` (default: those of the evaluation).
     """
     sampling = config.sampling
     if sampling.sampler != "local":
@@ -81,12 +81,11 @@ def build_sampler(config: Config, policy: Transformer, modes: Sequence[str] | No
         )
     from compactionrl.samplers.local import LocalSampler
 
-    modes = config.evaluation.modes if modes is None else modes
-    longest = max(config.context.budget, *(for_mode(config, mode).budget for mode in modes))
+    longest = longest_window(config, modes)
     if longest > policy.config.max_position_embeddings:
         raise ConfigError(
             f"context.budget: this model has {policy.config.max_position_embeddings} positions, but {longest} are needed; "
-            "lower the budget, or leave 'long' (one window of 4C) out of evaluation.modes"
+            "lower the budget, or leave the long windows (long is 4C) out of evaluation.modes and train.modes"
         )
     return LocalSampler(policy, max_rows=sampling.concurrency, max_tokens_per_row=longest)
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 SUMMARY_REQUEST = (
     "Your context window is almost full. Write a summary from which you can go on without anything above. Keep: the "
@@ -29,6 +30,18 @@ RESUME_TEMPLATE = (
     "<summary>\n{summary}\n</summary>"
 )
 PLACEHOLDER = "[The output did not fit into this context window. It follows after the summary.]"
+
+MODE = re.compile(r"x(?P<windows>[1-9]\d?)|(?P<length>[1-9]\d?)C|long")
+"""A mode: up to so many windows of C, or one window of so many C; see `evaluation.modes`."""
+
+
+def check_mode(mode: str) -> str:
+    if not MODE.fullmatch(mode):
+        raise ValueError("unknown mode: choose x1, x4 (x and the number of windows), long, 2C (one window of 2C)")
+    return mode
+
+
+Mode = Annotated[str, AfterValidator(check_mode)]
 
 
 class ConfigError(ValueError):
@@ -133,6 +146,11 @@ class TrainConfig(Section):
     steps: int = Field(60, ge=0, description="Policy updates.")
     rollouts_per_step: int = Field(96, ge=1, description="N: rollouts per update.")
     group_size: int = Field(1, ge=1, description="Rollouts per task in a batch (1: the paper; more for 'group').")
+    modes: list[Mode] = Field(
+        [],
+        description="Modes of which each task's rollouts draw one; none: the context as it stands. ['x1']: compaction "
+        "off, ['2C']: one window of 2C, ['x1', 'x4']: compaction off or on.",
+    )
     estimator: Literal["cross_trajectory", "segment", "concatenated", "group"] = Field(
         "cross_trajectory",
         description="Advantages: E13+E14, E13 alone, exact GAE over the joined rollout, group-relative.",
@@ -188,7 +206,9 @@ class WarmStartConfig(Section):
     )
     forget: float = Field(0.25, ge=0, le=1, description="Probability that a demonstrated summary drops a known fact.")
     demonstrations: int = Field(8192, ge=1, description="Rollouts demonstrated on the train split.")
-    long_share: float = Field(0.15, ge=0, le=1, description="Share of them in one window of 4C, compaction off.")
+    long_share: float = Field(
+        0.15, ge=0, le=1, description="Share of them in one long window (4C at least), compaction off."
+    )
     epochs: int = Field(3, ge=1, description="Passes over the demonstrations.")
     batch_tokens: int = Field(8192, ge=1, description="Tokens of one update.")
     lr: float = Field(3e-3, gt=0, description="Peak learning rate of AdamW; warmed up, then cosine to a tenth.")
@@ -212,10 +232,10 @@ class EvaluationConfig(Section):
     every: int = Field(10, ge=0, description="Training steps between held-out evaluations; 0: only at the end.")
     tasks: int = Field(128, ge=1, description="Held-out tasks of an evaluation during training.")
     final_tasks: int = Field(512, ge=1, description="Held-out tasks of `eval` and of the table at the end.")
-    modes: list[Literal["x1", "x4", "long"]] = Field(
+    modes: list[Mode] = Field(
         ["x1", "x4", "long"],
         min_length=1,
-        description="x1: compaction off. x4: up to three compactions. long: one window of 4C, compaction off.",
+        description="x1: compaction off. x4: up to three compactions (xN: N - 1). long: one window of 4C (2C: of 2C).",
     )
     seed: int = Field(12345, ge=0, description="Seed of the sampling in evaluations.")
 

@@ -125,6 +125,8 @@ class NotesTasks:
     style: "token": a fact is one word ("cup3"), to be copied; "pairs": a key and a value ("cup v3"), to be associated.
     updates: notes per task that give a slot seen before another value; the latest one counts.
     noise: words of a note that holds no fact.
+    repeats: how often a word of noise stands in its note, by its place among them, cyclic: notes of unequal lengths.
+    early: share of the notes, from the first on, that hold all facts; what follows is noise.
     mode: "scan": `next` reads the next note; "chain": each note names the next one, `open n7` reads it.
 
     All distinct tasks of one length are numbered, a permutation keyed by `seed` shuffles the numbers, and each index takes
@@ -138,6 +140,8 @@ class NotesTasks:
     style: Style = "token"
     updates: int = 0
     noise: int = 1
+    repeats: Sequence[int] = (1,)
+    early: float = 1.0
     mode: Mode = "scan"
     n_train: int = 100_000
     n_heldout: int = 1_000
@@ -145,7 +149,8 @@ class NotesTasks:
     def __post_init__(self) -> None:
         self._check_dials()
         self._lengths = range(self.notes[0], self.notes[1] + 1)
-        self._folders = _Folders(self.notes[1], self.facts, self.values, self.updates, len(NOISE) ** self.noise)
+        noises = len(NOISE) ** self.noise
+        self._folders = _Folders(self.notes[1], self.facts, self.values, self.updates, noises, self.early)
         self._fact = re.compile(rf"\b({'|'.join(SLOTS[: self.facts])}){'' if self.style == 'token' else ' v'}\d+\b")
         self._check_sizes()
 
@@ -165,6 +170,10 @@ class NotesTasks:
             value = getattr(self, name)
             if not isinstance(value, int) or not least <= value <= most:
                 raise ValueError(f"{name} must be an integer from {least} to {most}, not {value!r}.")
+        if not 0 <= self.early <= 1:
+            raise ValueError(f"early is a share from 0 to 1, not {self.early!r}.")
+        if not self.repeats or not all(isinstance(times, int) and 1 <= times <= 1000 for times in self.repeats):
+            raise ValueError(f"repeats must be integers from 1 to 1000, not {self.repeats!r}.")
         fewest, most = self.facts + self.updates, len(NAMES) if self.mode == "chain" else 500
         if len(self.notes) != 2 or not fewest <= self.notes[0] <= self.notes[1] <= most:
             raise ValueError(
@@ -222,8 +231,9 @@ class NotesTasks:
     def _note(self, slot: int | None, number: int) -> str:
         if slot is not None:
             return f"note {self.fact(slot, number)}"
-        digits = (number // len(NOISE) ** i % len(NOISE) for i in range(self.noise))
-        return " ".join(["note", *(NOISE[digit] for digit in digits)])
+        digits = [number // len(NOISE) ** i % len(NOISE) for i in range(self.noise)]
+        times = [self.repeats[digit % len(self.repeats)] for digit in digits]
+        return " ".join(["note", *(NOISE[digit] for digit, n in zip(digits, times, strict=True) for _ in range(n))])
 
     @property
     def system(self) -> str:
@@ -253,11 +263,13 @@ class _Folders:
     """All folders (contents of the notes, in order), counted and numbered: `count(length)` and `unrank(length, rank)`.
 
     A folder is written note by note. (left, facts, unseen) says what is still to come: that many notes, that many of them
-    with a fact, that many slots without one so far. Ways to go on depend on nothing else, so they can be counted.
+    with a fact, that many slots without one so far. Ways to go on depend on nothing else, so they can be counted. Behind
+    the `early` share of the notes, which holds all facts, every note is noise.
     """
 
-    def __init__(self, longest: int, slots: int, values: int, updates: int, noises: int) -> None:
+    def __init__(self, longest: int, slots: int, values: int, updates: int, noises: int, early: float) -> None:
         self.slots, self.values, self.noises, self.facts = slots, values, noises, slots + updates
+        self.early = early
         self._ways = {(0, 0, 0): 1}
         for left in range(1, longest + 1):
             for facts in range(min(left, self.facts) + 1):
@@ -274,13 +286,21 @@ class _Folders:
         if facts > unseen:
             yield (self.slots - unseen) * (self.values - 1), (left - 1, facts - 1, unseen)
 
+    def head(self, length: int) -> int:
+        """Notes of which any may hold a fact."""
+        return max(self.facts, math.ceil(self.early * length))
+
+    def tails(self, length: int) -> int:
+        return self.noises ** (length - self.head(length))
+
     def count(self, length: int) -> int:
-        return self._ways[length, self.facts, self.slots]
+        return self._ways[self.head(length), self.facts, self.slots] * self.tails(length)
 
     def unrank(self, length: int, rank: int) -> Iterator[Content]:
         """Folder number `rank` of [0, count(length)): every choice takes a digit off the number, in a mixed radix."""
         latest: dict[int, int] = {}
-        left, facts, unseen = length, self.facts, self.slots
+        rank, tail = divmod(rank, self.tails(length))
+        left, facts, unseen = self.head(length), self.facts, self.slots
         while left:
             for ways, rest in self._branches(left, facts, unseen):
                 if rank < ways * self._ways[rest]:
@@ -292,6 +312,9 @@ class _Folders:
             else:
                 yield self._fact(choice, latest, first=rest[2] < unseen)
             left, facts, unseen = rest
+        for _ in range(length - self.head(length)):
+            tail, choice = divmod(tail, self.noises)
+            yield None, choice
 
     def _fact(self, choice: int, latest: dict[int, int], first: bool) -> tuple[int, int]:
         """Fact number `choice` of those that may come next; recorded in `latest`."""

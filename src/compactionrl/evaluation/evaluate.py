@@ -9,7 +9,7 @@ from typing import Any
 
 from compactionrl.config import Config, ConfigError
 from compactionrl.environments.protocol import TaskSet
-from compactionrl.evaluation.behaviour import behaviour
+from compactionrl.evaluation.behaviour import SOLVED, behaviour
 from compactionrl.evaluation.modes import for_mode
 from compactionrl.rollout.chat import ChatFormat
 from compactionrl.rollout.collect import Job, collect
@@ -33,9 +33,10 @@ async def evaluate(
 ) -> dict[str, dict[str, Any]]:
     """One rollout of each of the first `n_tasks` tasks of `split` (all, if there are fewer), in every mode: mode -> result.
 
-    A result holds `behaviour` of the finished rollouts and what identifies the measurement. Rollouts that broke down are
-    tried again, then left out of every figure and counted: `errors`, by cause in `error_causes`. Tasks and random streams
-    depend on `seed` alone and are the same in every mode and for every policy. Rollout ids begin with the mode.
+    A result holds `behaviour` of the finished rollouts, `outcomes` task by task, and what identifies the measurement.
+    Rollouts that broke down are tried again, then left out of every figure and counted: `errors`, by cause in
+    `error_causes`. Tasks and random streams depend on `seed` alone and are the same in every mode and for every policy.
+    Rollout ids begin with the mode.
     """
     size = tasks.size(split)
     if not size:
@@ -61,6 +62,7 @@ async def evaluate(
         )
         results[mode] = {
             **behaviour(collected.rollouts),
+            "outcomes": outcomes(jobs, collected.rollouts),
             "errors": len(collected.dropped),
             "error_causes": dict(Counter(rollout.error or "unknown" for rollout in collected.dropped).most_common()),
             "retried": collected.retried,
@@ -70,6 +72,12 @@ async def evaluate(
             "seed": seed,
         }
     return results
+
+
+def outcomes(jobs: Sequence[Job], rollouts: Sequence[Rollout]) -> str:
+    """One character per task, in order: 1 solved, 0 not solved, - broke down."""
+    solved = {rollout.id.partition("-retry")[0]: "01"[rollout.reward >= SOLVED] for rollout in rollouts}
+    return "".join(solved.get(job.rollout_id, "-") for job in jobs)
 
 
 def stream(seed: int, index: int) -> int:

@@ -24,12 +24,13 @@ class CollectionError(RuntimeError):
 
 @dataclass(frozen=True)
 class Job:
-    """One rollout to run: a task of a split, and the seed of its random streams."""
+    """One rollout to run: a task of a split, the seed of its random streams, and its own settings if it has some."""
 
     split: str
     index: int
     rollout_id: str
     seed: int
+    settings: RolloutSettings | None = None
 
 
 @dataclass
@@ -81,7 +82,7 @@ async def collect(
                         environment,
                         sampler,
                         chat,
-                        settings,
+                        job.settings or settings,
                         rollout_id=rollout_id,
                         task_id=task_id,
                         seed=random_stream(job.seed, "retry", attempt) if attempt else job.seed,

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from compactionrl.rollout.collect import Job
+from compactionrl.rollout.loop import RolloutSettings
 
 
 def derive(*parts: int | str) -> int:
@@ -25,15 +26,21 @@ def task_order(seed: int, epoch: int, size: int) -> Sequence[int]:
     return tuple(sorted(range(size), key=keys.__getitem__))
 
 
-def units(seed: int, size: int, group_size: int, start: int = 0) -> Iterator[list[Job]]:
-    """Groups of jobs on one train task each, from unit `start` on, without end; each task once per epoch of `size` units."""
+def units(
+    seed: int, size: int, group_size: int, start: int = 0, settings: Sequence[RolloutSettings | None] = (None,)
+) -> Iterator[list[Job]]:
+    """Groups of jobs on one train task each, from unit `start` on, without end; each task once per epoch of `size` units.
+
+    Each unit draws one of `settings`, the same for all its jobs: a group is compared under equal conditions.
+    """
     epoch, place = divmod(start, size)
     while True:
         order = task_order(seed, epoch, size)
         for number in range(place, size):
             unit = epoch * size + number
+            drawn = settings[derive("mode", seed, unit) % len(settings)]
             yield [
-                Job("train", order[number], f"train-{unit}-{member}", derive("rollout", seed, unit, member))
+                Job("train", order[number], f"train-{unit}-{member}", derive("rollout", seed, unit, member), drawn)
                 for member in range(group_size)
             ]
         epoch, place = epoch + 1, 0

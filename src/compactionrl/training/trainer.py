@@ -13,7 +13,7 @@ from compactionrl.base import prepare
 from compactionrl.config import Config, ConfigError
 from compactionrl.evaluation.behaviour import behaviour
 from compactionrl.evaluation.evaluate import evaluate
-from compactionrl.evaluation.modes import for_mode
+from compactionrl.evaluation.modes import for_mode, training_contexts
 from compactionrl.models import Critic, load_policy
 from compactionrl.rollout.budget import ContextBudget
 from compactionrl.rollout.collect import Collected, CollectionError, collect
@@ -46,7 +46,8 @@ class Trainer:
         self, config: Config, *, resume: bool = False, evaluate: Evaluate = evaluate, console: Console | None = None
     ) -> None:
         config.check_trainable()
-        contexts = [config.context, *(for_mode(config, mode) for mode in config.evaluation.modes)]
+        self.training = training_contexts(config)
+        contexts = [*self.training, *(for_mode(config, mode) for mode in config.evaluation.modes)]
         self.config = config
         self.measure = evaluate
         self.console = console or Console()
@@ -119,7 +120,7 @@ class Trainer:
     def train_batch(self) -> None:
         """Collect rollouts, write them down, update once, log."""
         pretraining, state = self.pretraining, self.state
-        started = time.perf_counter()
+        started, cpu = time.perf_counter(), time.process_time()
         collected = self.interrupt.run(self.collect())
         batch = build_batch(collected.rollouts, self.config.train)
         time_collect = time.perf_counter() - started
@@ -139,6 +140,7 @@ class Trainer:
             **metrics,
             "time/collect": time_collect,
             "time/total": time_total,
+            "time/cpu": time.process_time() - cpu,
             "speed/tokens_per_second": batch.accounting["sampled"] / time_total,
         }
         self.progress.batch(state.name, metrics)
@@ -150,12 +152,15 @@ class Trainer:
         """The next batch's rollouts. Which tasks, and every random stream, follow from the seed and the cursor."""
         c = self.config
         self.progress.begin(f"after {self.state.name}", c.train.rollouts_per_step)
+        settings = [
+            RolloutSettings(context, c.limits, c.sampling.temperature, c.sampling.top_p) for context in self.training
+        ]
         return await collect(
             self.tasks,
             self.current_sampler(),
             self.chat,
-            RolloutSettings(c.context, c.limits, c.sampling.temperature, c.sampling.top_p),
-            units(c.run.seed, self.tasks.size("train"), c.train.group_size, self.state.units),
+            settings[0],
+            units(c.run.seed, self.tasks.size("train"), c.train.group_size, self.state.units, settings),
             c.train.rollouts_per_step,
             concurrency=c.sampling.concurrency,
             retries=c.train.retries,

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from compactionrl.config import Config
+from compactionrl.config import Config, ContextConfig
 from compactionrl.environments.protocol import TaskSet
-from compactionrl.evaluation.modes import for_mode
+from compactionrl.evaluation.modes import longest_window
 from compactionrl.method import token_logprobs
 from compactionrl.models import ModelConfig, Transformer
 from compactionrl.rollout.chat import ChatFormat
@@ -37,7 +37,7 @@ def demonstrate(config: Config, tasks: TaskSet, chat: ChatFormat, demonstrator: 
     rollouts: list[Rollout] = []
     for name, context, first, count in (
         ("short", config.context, 0, warm.demonstrations - n_long),
-        ("long", for_mode(config, "long"), warm.demonstrations - n_long, n_long),
+        ("long", long_context(config), warm.demonstrations - n_long, n_long),
     ):
         settings = RolloutSettings(context, config.limits)
         size = tasks.size("train")
@@ -49,6 +49,12 @@ def demonstrate(config: Config, tasks: TaskSet, chat: ChatFormat, demonstrator: 
             )
         rollouts += played.rollouts
     return rollouts
+
+
+def long_context(config: Config) -> ContextConfig:
+    """One window, at least 4C, as long as any that this configuration trains or evaluates in."""
+    budget = max(4 * config.context.budget, longest_window(config))
+    return config.context.model_copy(update={"max_compactions": 0, "budget": budget})
 
 
 def new_policy(config: Config, tokenizer: Any) -> Transformer:
@@ -65,7 +71,7 @@ def new_policy(config: Config, tokenizer: Any) -> Transformer:
             num_attention_heads=warm.heads,
             num_key_value_heads=warm.kv_heads,
             head_dim=warm.head_dim,
-            max_position_embeddings=4 * config.context.budget,
+            max_position_embeddings=long_context(config).budget,
             tie_word_embeddings=True,
             source={"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id},
         )

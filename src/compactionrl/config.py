@@ -321,4 +321,5 @@ def explain(item: Any) -> str:
         hint = f"did you mean {near[0]}?" if near else "`compactionrl config` lists all keys"
         return f"{key}: unknown key; {hint}"
     message = item["msg"].removeprefix("Value error, ")
-    return f"{key}: {message} (got {item['input']!r})" if item["type"] != "value_error" else message
+    whole_section = item["type"] == "value_error" and len(item["loc"]) < 2  # such a message names its keys itself
+    return message if whole_section else f"{key}: {message} (got {item['input']!r})"

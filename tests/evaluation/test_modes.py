@@ -31,7 +31,15 @@ def test_an_impossible_mode_names_itself_and_the_remedy() -> None:
 
 @pytest.mark.parametrize(
     ("mode", "compactions", "budget"),
-    [("x1", 0, 1000), ("x2", 1, 1000), ("x8", 7, 1000), ("1C", 0, 1000), ("2C", 0, 2000), ("12C", 0, 12000), ("4C", 0, 4000)],
+    [
+        ("x1", 0, 1000),
+        ("x2", 1, 1000),
+        ("x8", 7, 1000),
+        ("1C", 0, 1000),
+        ("2C", 0, 2000),
+        ("12C", 0, 12000),
+        ("4C", 0, 4000),
+    ],
 )
 def test_a_mode_is_so_many_windows_or_one_window_so_long(mode: str, compactions: int, budget: int) -> None:
     context = for_mode(config(), mode)

@@ -47,7 +47,7 @@ def test_defaults_are_the_papers() -> None:
         ({"context.budget": 18600}, ["context.summary_tokens", "context.budget", "raise the budget"]),
         ({"train.estimator": "group"}, ["train.estimator", "group_size", "raise"]),
         ({"train.rollouts_per_step": 10, "train.group_size": 4}, ["train.rollouts_per_step", "train.group_size"]),
-        ({"evaluation.modes": ["x1", "x2"]}, ["evaluation.modes", "'x4'"]),
+        ({"evaluation.modes": ["x1", "x0"]}, ["evaluation.modes", "x4"]),
         ({"evaluation.modes": []}, ["evaluation.modes: ", "at least 1"]),
         ({"warm_start.kv_heads": 3}, ["warm_start.heads", "warm_start.kv_heads"]),
         ({"warm_start.head_dim": 3}, ["warm_start.head_dim", "multiple of 2"]),

@@ -160,7 +160,9 @@ class TrainConfig(Section):
         "rollout", description="Whose optimised tokens count as l in lambda = max(0, 1 - 1/(alpha l))."
     )
     alpha: float = Field(1.5, gt=0, description="alpha of the length-adaptive lambda.")
-    critic_lambda: float = Field(1.0, ge=0, le=1, description="lambda of the critic's targets.")
+    critic_lambda: Annotated[float, Field(ge=0, le=1)] | Literal["policy"] = Field(
+        1.0, description="lambda of the critic's targets; 'policy': the same as the policy's."
+    )
     clip_low: float = Field(0.2, gt=0, description="Ratio clipped below at 1 - clip_low (E12).")
     clip_high: float = Field(0.2, gt=0, description="Ratio clipped above at 1 + clip_high (E12).")
     value_clip: float | None = Field(None, gt=0, description="Clip of the value update; none by default.")

@@ -98,7 +98,7 @@ def estimate(
     estimator: str,
     gamma: float,
     lams: list[float],
-    critic_lambda: float,
+    critic_lambda: float | str,
 ) -> tuple[Tensor, Tensor]:
     """Advantages and targets of a value-based estimator."""
     tokens, rollout, v = positions(layout), layout.rollout.tolist(), values.tolist()
@@ -117,7 +117,7 @@ def estimate(
         )
         factor = (gamma * lams[run[0]]) ** later if estimator == "cross_trajectory" else 1.0
         policy = local(own, reward, decay, gamma)
-        critic = local(own, reward, [gamma * critic_lambda] * len(own), gamma)
+        critic = policy if critic_lambda == "policy" else local(own, reward, [gamma * critic_lambda] * len(own), gamma)
         for t, a, b, value in zip(where, policy, critic, own, strict=True):
             advantages[t], targets[t] = factor * a, b + value
     return torch.tensor(advantages, dtype=torch.float64), torch.tensor(targets, dtype=torch.float64)

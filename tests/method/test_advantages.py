@@ -43,10 +43,10 @@ def insert_masked(layout: Layout, values: Tensor, where: list[int], junk: list[f
 
 
 @pytest.mark.parametrize("estimator", VALUE_BASED)
-@given(brute.layouts(), seeds, spans, fractions, fractions, st.sampled_from([0.4, 1.5, 8.0]))
+@given(brute.layouts(), seeds, spans, fractions, fractions | st.just("policy"), st.sampled_from([0.4, 1.5, 8.0]))
 @settings(max_examples=60, deadline=None)
 def test_equals_brute_force(
-    estimator: str, layout: Layout, seed: int, span: str, gamma: float, critic_lambda: float, alpha: float
+    estimator: str, layout: Layout, seed: int, span: str, gamma: float, critic_lambda: float | str, alpha: float
 ) -> None:
     values, rewards = brute.numbers(layout, seed)
     found = run(
@@ -295,7 +295,8 @@ def test_bad_input_is_refused() -> None:
         "unknown span": {"lambda_length": "turn"},
         "gamma is": {"gamma": 1.1},
         "lam is": {"lam": -0.1},
-        "critic_lambda is": {"critic_lambda": 2.0},
+        "critic_lambda is 2.0": {"critic_lambda": 2.0},
+        "critic_lambda is 'actor'.*'policy'": {"critic_lambda": "actor"},
         "alpha is": {"alpha": 0.0},
         "needs groups": {"estimator": "group"},
     }

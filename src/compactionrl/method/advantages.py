@@ -43,7 +43,7 @@ def estimate(
     lambda_length: Span = "rollout",
     alpha: float = 1.5,
     lam: float | None = None,
-    critic_lambda: float = 1.0,
+    critic_lambda: float | Literal["policy"] = 1.0,
     whiten: bool = False,
     groups: Tensor | None = None,
     all_reduce: Callable[[Tensor], object] | None = None,
@@ -61,7 +61,8 @@ def estimate(
       [R] numbers the groups. A whole group must be in this batch; rollouts without optimised tokens take no part.
 
     Lambda is `lam` if given, else max(0, 1 - 1/(alpha l)), l the optimised tokens of the segment's `lambda_length`.
-    Targets are A + V with `critic_lambda` over segments (E13, never E14); over rollouts for "concatenated".
+    Targets are A + V with `critic_lambda` over segments (E13, never E14); over rollouts for "concatenated". With "policy"
+    the critic's lambda is the policy's.
     `whiten` divides advantages by their RMS over M, before E14 and without a shift; `all_reduce` sums a tensor in place
     over the ranks that share M, as `torch.distributed.all_reduce` does.
     Works in float64 and returns the type of `values`, but at least float32.
@@ -90,7 +91,8 @@ def estimate(
     if estimator == "cross_trajectory":
         factors = (gamma * lambdas) ** layout.later
         advantages *= layout.spread(factors)
-    targets = gae(torch.full_like(errors, gamma * critic_lambda)) + old_values
+    decay = gamma * (lambdas if critic_lambda == "policy" else torch.full_like(lambdas, critic_lambda))
+    targets = gae(layout.spread(decay)) + old_values
 
     dtype = torch.promote_types(values.dtype, torch.float32)
     return Estimate(layout.scatter(advantages.to(dtype)), layout.scatter(targets.to(dtype)), lambdas, factors)
@@ -138,7 +140,7 @@ def _check(
     gamma: float,
     alpha: float,
     lam: float | None,
-    critic_lambda: float,
+    critic_lambda: float | Literal["policy"],
     groups: Tensor | None,
 ) -> None:
     if estimator not in ESTIMATORS:
@@ -150,7 +152,9 @@ def _check(
     if alpha <= 0:
         raise ValueError(f"alpha is {alpha}: must be positive")
     for name, number in (("gamma", gamma), ("lam", lam), ("critic_lambda", critic_lambda)):
-        if number is not None and not 0 <= number <= 1:
+        if isinstance(number, int | float) and not 0 <= number <= 1:
             raise ValueError(f"{name} is {number}: must lie in [0, 1]")
+    if isinstance(critic_lambda, str) and critic_lambda != "policy":
+        raise ValueError(f"critic_lambda is {critic_lambda!r}: must be a number or 'policy'")
     if estimator == "group" and (groups is None or groups.shape != rewards.shape):
         raise ValueError("the group estimator needs groups: the number of its group (its task) for each rollout")

@@ -184,7 +184,7 @@ def test_rollout_shows_the_rollout_that_eval_measures(capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["eval", "--modes", "x1,x9"], ["evaluation.modes", "x4"]),
+        (["eval", "--modes", "x1,x0"], ["evaluation.modes", "x4"]),
         (["eval", "--tasks", "0"], ["--tasks"]),
         (["eval", "--output", "/nowhere/results.json"], ["--output", "/nowhere"]),
         (["eval", "--context.budget", "70", "--tasks", "16", "--modes", "x4"], ["task does not fit", "context.budget"]),
@@ -192,7 +192,7 @@ def test_rollout_shows_the_rollout_that_eval_measures(capsys: pytest.CaptureFixt
         (["eval", "--model.path", "nowhere"], ["model.path", "nowhere"]),
         (["rollout", "--index", "-1"], ["--index"]),
         (["rollout", "--split", "test"], ["test", "heldout"]),
-        (["rollout", "--mode", "x9"], ["x9", "x4"]),
+        (["rollout", "--mode", "x0"], ["x0", "x4"]),
         (["train", "--sampling.top_p", "0.5"], ["sampling.top_p"]),
         (["train", "--environment.tasks", "nowhere:Tasks"], ["environment.tasks", "nowhere"]),
         (["train", "--resume"], ["run.folder", "without --resume"]),

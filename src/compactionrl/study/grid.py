@@ -1,0 +1,151 @@
+"""The declared grid: settings times variants times seeds. A cell is one of them, with the configuration that it runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from compactionrl.config import Config, ConfigError, load_config, parse_config, put
+from compactionrl.study.variants import BASE, FULL, UNTRAINED, VARIANTS, variant
+
+Kind = Literal["base", "train", "swap"]
+SWAP = "swap"
+PACKAGED = Path(__file__).parent
+EXTRA_SEEDS = 3
+"""Extra variants run on so many of the seeds."""
+
+QUICK: dict[str, Any] = {
+    "warm_start.demonstrations": 32,
+    "warm_start.epochs": 1,
+    "warm_start.hidden_size": 32,
+    "train.steps": 2,
+    "train.rollouts_per_step": 8,
+    "train.value_pretraining_steps": 1,
+    "evaluation.tasks": 16,
+    "evaluation.final_tasks": 16,
+}
+"""A smoke version of any setting: everything runs, nothing is learned."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A task family, its context and its training recipe: what all cells of a comparison have in common."""
+
+    name: str
+    toml: str
+    config: Config
+
+    @property
+    def windows(self) -> int:
+        return self.config.context.max_compactions + 1
+
+    def header(self) -> dict[str, Any]:
+        """What the report says about it."""
+        c = self.config
+        return {
+            "modes": list(c.evaluation.modes),
+            "compacting": f"x{self.windows}",
+            "long": f"{self.windows}C",
+            "windows": self.windows,
+            "budget": c.context.budget,
+            "tasks": c.evaluation.final_tasks,
+            "rollouts_per_step": c.train.rollouts_per_step,
+            "steps": c.train.steps,
+            "toml": self.toml,
+        }
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One variant on one seed of one setting; or, with the name "swap", its policies with each other's summaries."""
+
+    setting: Setting
+    name: str
+    seed: int
+
+    @property
+    def key(self) -> str:
+        return f"{self.setting.name}/{self.name}/{self.seed}"
+
+    @property
+    def kind(self) -> Kind:
+        return "base" if self.name == BASE else "swap" if self.name == SWAP else "train"
+
+    @property
+    def needs(self) -> list[Cell]:
+        """The cells whose policies this one starts from."""
+        names = {"base": (), "train": (BASE,), "swap": (BASE, FULL, UNTRAINED)}[self.kind]
+        return [Cell(self.setting, name, self.seed) for name in names]
+
+    def config(self, root: Path = Path("runs")) -> Config:
+        """The resolved configuration, with its run in `root`. ConfigError if the variant cannot work in this setting."""
+        data = self.setting.config.model_dump()
+        changes = variant(self.name).changes(self.setting.windows) if self.kind == "train" else {}
+        for key, value in {
+            **changes,
+            "model.path": "warm-start" if self.kind == "base" else str(self.policy_folder(root, BASE)),
+            "run.folder": str(root / self.key),
+            "run.seed": self.seed,
+            "warm_start.seed": self.seed,
+            # The result is the evaluation behind the last update, at its full size.
+            "evaluation.tasks": self.setting.config.evaluation.final_tasks,
+        }.items():
+            put(data, key, value)
+        try:
+            return parse_config(data)
+        except ConfigError as error:
+            raise ConfigError(f"{self.key}: {error}") from None
+
+    def policy_folder(self, root: Path, name: str) -> Path:
+        """Where the cell called `name`, of the same setting and seed, leaves its policy."""
+        last = f"checkpoints/step-{self.setting.config.train.steps:06}/policy"
+        return root / Cell(self.setting, name, self.seed).key / ("base" if name == BASE else last)
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies what was run. Values that stand at their defaults are left out, so that a new key changes nothing."""
+        data = self.config().model_dump(mode="json", exclude_defaults=True)
+        del data["run"], data["model"]["path"]
+        return hashlib.sha256(json.dumps([self.kind, data], sort_keys=True).encode()).hexdigest()[:16]
+
+
+def load_setting(name: str, overrides: Mapping[str, Any], *, quick: bool = False) -> Setting:
+    """A packaged setting by its name, or a TOML file by its path. ConfigError says why one cannot be studied."""
+    path = PACKAGED / f"{name}.toml" if "/" not in name and not name.endswith(".toml") else Path(name)
+    if not path.is_file():
+        known = ", ".join(sorted(file.stem for file in PACKAGED.glob("*.toml")))
+        raise ConfigError(f"--setting {name}: choose one of {known}, or give the path of a TOML file")
+    config = load_config(path, {**(QUICK if quick else {}), **overrides})
+    compacting = f"x{config.context.max_compactions + 1}"
+    if config.model.path != "warm-start":
+        raise ConfigError(f"{path}: model.path must be 'warm-start': every seed of a study has a base of its own")
+    if not config.context.max_compactions:
+        raise ConfigError(f"{path}: context.max_compactions must be 1 or more: the study is about compaction")
+    if not {"x1", compacting} <= set(config.evaluation.modes):
+        raise ConfigError(f"{path}: evaluation.modes must hold x1 and {compacting} (context.max_compactions + 1 windows)")
+    text = path.read_text()
+    if changed := {**(QUICK if quick else {}), **overrides}:
+        lines = "\n".join(f"# {key} = {json.dumps(value)}" for key, value in changed.items())
+        text = f"{text.rstrip()}\n\n# Changed on the command line:\n{lines}\n"
+    tomllib.loads(text)
+    return Setting(path.stem, text, config)
+
+
+def grid(settings: Sequence[Setting], seeds: int, *, extra: bool) -> list[Cell]:
+    """All cells, in the order in which they are run: the paper's arms first, and seed by seed."""
+
+    def cells(names: Sequence[str], count: int) -> Iterator[Cell]:
+        for setting in settings:
+            for seed in range(1, count + 1):
+                yield from (Cell(setting, name, seed) for name in names)
+
+    paper = [one.name for one in VARIANTS if not one.extra]
+    # The three policies that a swap needs, then the swap, then the others.
+    order = [BASE, FULL, UNTRAINED, SWAP, *(name for name in paper if name not in (BASE, FULL, UNTRAINED))]
+    extras = [one.name for one in VARIANTS if one.extra] if extra else []
+    return [*cells(order, seeds), *cells(extras, min(seeds, EXTRA_SEEDS))]

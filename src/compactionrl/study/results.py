@@ -1,0 +1,100 @@
+"""study.json: every finished cell of a study, task by task. The report is a function of it alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from compactionrl.config import ConfigError
+from compactionrl.study.grid import Cell, Setting
+from compactionrl.study.variants import VARIANTS
+from compactionrl.training.atomic import write_file
+
+FORMAT = 1
+Ledger = dict[str, Any]
+"""format, settings, variants, sessions, cells: see docs/study.json."""
+
+
+class Results:
+    """The ledger at `path`, written anew with every finished cell. ConfigError if it holds cells of another declaration."""
+
+    def __init__(self, path: Path, settings: Sequence[Setting], cells: Sequence[Cell]) -> None:
+        self.path = path
+        self.ledger = read_ledger(path) if path.exists() else {"format": FORMAT, "sessions": [], "cells": {}}
+        self.check(cells)
+        self.ledger["settings"] = {**self.ledger.get("settings", {}), **{s.name: s.header() for s in settings}}
+        windows = max(setting.windows for setting in settings)
+        self.ledger["variants"] = [
+            {
+                "name": one.name,
+                "title": one.title,
+                "extra": one.extra,
+                "trained_in": {s.name: one.trained_in(s.windows) for s in settings},
+                "changes": one.changes(windows),
+            }
+            for one in VARIANTS
+        ]
+
+    def check(self, cells: Iterable[Cell]) -> None:
+        for cell in cells:
+            found = self.ledger["cells"].get(cell.key)
+            if found and found["fingerprint"] != cell.fingerprint:
+                raise ConfigError(
+                    f"{self.path} holds {cell.key} with other settings than the present ones: "
+                    "finished cells are never mixed; take back the change, or choose another --output"
+                )
+
+    def finished(self, cell: Cell) -> bool:
+        return cell.key in self.ledger["cells"]
+
+    def record(self, cell: Cell, result: dict[str, Any]) -> None:
+        """Add a finished cell. One that was run again, since its policy was needed, must have come out the same."""
+        entry = {
+            "setting": cell.setting.name,
+            "variant": cell.name,
+            "seed": cell.seed,
+            "fingerprint": cell.fingerprint,
+            **result,
+        }
+        found = self.ledger["cells"].setdefault(cell.key, entry)
+        if outcome(found) != outcome(entry):
+            raise ConfigError(
+                f"{cell.key} came out differently than in {self.path}: this machine computes other numbers than the one "
+                "that began the study; choose another --output, so that every comparison is made on one machine"
+            )
+        self.save()
+
+    def begin_session(self, started: str, jobs: int) -> dict[str, Any]:
+        """A sitting: how long it took, side by side, and which cells it finished."""
+        session = {"started": started, "seconds": 0.0, "jobs": jobs, "cells": []}
+        self.ledger["sessions"].append(session)
+        return session
+
+    def save(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        text = render(self.ledger)
+        write_file(self.path, lambda path: path.write_text(text))
+
+
+def outcome(entry: dict[str, Any]) -> dict[str, Any]:
+    """What must not depend on when a cell was run: all but the time."""
+    return {key: value for key, value in entry.items() if key != "seconds"}
+
+
+def read_ledger(path: Path) -> Ledger:
+    try:
+        ledger = json.loads(path.read_text())
+    except (ValueError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(ledger, dict) or ledger.get("format") != FORMAT:
+        raise ConfigError(f"{path} is not the record of a study (format {FORMAT}): choose another --output")
+    return ledger
+
+
+def render(ledger: Ledger) -> str:
+    """JSON with one line per cell, so that a finished cell is one line of a diff."""
+    head = {key: value for key, value in ledger.items() if key != "cells"}
+    cells = ",\n".join(f"{json.dumps(key)}: {json.dumps(cell)}" for key, cell in sorted(ledger["cells"].items()))
+    return f'{json.dumps(head, indent=1)[:-2]},\n "cells": {{\n{cells}\n}}}}\n'

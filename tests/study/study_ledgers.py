@@ -1,4 +1,4 @@
-"""Ledgers of made-up studies: the shape of study.json, with figures that look like a study's or that are set by hand."""
+"""Ledgers of made-up studies: the shape of study.json, with figures that look like a study's or are set by hand."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,9 +26,17 @@ TITLES = {
     "robust": "CompactionRL, x1 mixed in",
 }
 PAPER_ARMS = list(TITLES)[:7]
-TRAINED_IN = {"base": None, "rl-c": "x1", "rl-2c": "2C", "rl-total": "4C", "robust": "x1, x4"}
+TRAINED_IN = {"base": "", "rl-c": "x1", "rl-2c": "2C", "rl-total": "{n}C", "robust": "x1 or x{n}"}
 
-SOLVED = {"base": 0.3, "rl-c": 0.4, "rl-2c": 0.45, "no-summary": 0.6, "segment-loss": 0.6, "segment-gae": 0.65, "full": 0.7}
+SOLVED = {
+    "base": 0.3,
+    "rl-c": 0.4,
+    "rl-2c": 0.45,
+    "no-summary": 0.6,
+    "segment-loss": 0.6,
+    "segment-gae": 0.65,
+    "full": 0.7,
+}
 """Chance to solve a task of middling difficulty in the compacting mode; the extras solve as much as `full`."""
 
 EXECUTORS = ("base", "full")
@@ -86,13 +94,17 @@ def synthetic_ledger(
 
 
 def ledger_of(
-    cells: Mapping[str, Any], *, settings: Sequence[str] = ("plain",), tasks: int = 4, titles: Mapping[str, str] = TITLES
+    cells: Mapping[str, Any],
+    *,
+    settings: Sequence[str] = ("plain",),
+    tasks: int = 4,
+    titles: Mapping[str, str] = TITLES,
 ) -> dict[str, Any]:
     """The ledger around some cells, by key "setting/variant/seed"."""
     return {
         "format": 1,
         "settings": {name: setting_of(name, tasks) for name in settings},
-        "variants": [variant_of(name, title) for name, title in titles.items()],
+        "variants": [variant_of(name, title, settings) for name, title in titles.items()],
         "sessions": [{"started": "2026-11-30T02:00:00Z", "seconds": 1234.5, "jobs": 2, "cells": list(cells)}],
         "cells": dict(cells),
     }
@@ -113,12 +125,12 @@ def setting_of(name: str, tasks: int = 4) -> dict[str, Any]:
     }
 
 
-def variant_of(name: str, title: str) -> dict[str, Any]:
+def variant_of(name: str, title: str, settings: Sequence[str]) -> dict[str, Any]:
     return {
         "name": name,
         "title": title,
         "extra": name not in PAPER_ARMS,
-        "trained_in": TRAINED_IN.get(name, "x4"),
+        "trained_in": {setting: TRAINED_IN.get(name, "x{n}").format(n=WINDOWS[setting]) for setting in settings},
         "changes": {} if name in ("base", "full") else {f"train.{name.replace('-', '_')}": True},
     }
 
@@ -135,18 +147,24 @@ def cell(
     seconds: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """A finished cell with the given outcomes by mode (by "executor/summariser" when it is a swap)."""
-    evaluations = {mode: evaluation(string, compacting=mode not in ("x1", "2C")) for mode, string in outcomes.items()}
-    common = {"setting": setting, "variant": variant, "seed": seed, "fingerprint": "f" * 16, "base": "b" * 64}
-    if variant == "swap":
-        return {**common, "evaluation": evaluations}
-    trained = variant != "base"
-    return {
-        **common,
+    in_one_window = {"x1", "2C", f"{WINDOWS[setting]}C"}
+    evaluations = {mode: evaluation(text, compacting=mode not in in_one_window) for mode, text in outcomes.items()}
+    finished = {
+        "setting": setting,
+        "variant": variant,
+        "seed": seed,
+        "fingerprint": "f" * 16,
+        "base": "b" * 64,
         "evaluation": evaluations,
-        "curves": dict(curves or {}) if trained else {},
-        "explained_variance": dict(explained_variance or {"segment_0": 0.1, "segment_1": 0.4}) if trained else {},
-        "tokens": dict(tokens or {"sampled": 200_000, "trained": 180_000, "rollouts": 64 * STEPS}) if trained else {},
         "seconds": dict(seconds or {"wall": 300.0, "cpu": 280.0}),
+    }
+    if variant in ("base", "swap"):
+        return finished
+    return {
+        **finished,
+        "curves": dict(curves or {}),
+        "explained_variance": dict(explained_variance or {"segment_0": 0.1, "segment_1": 0.4}),
+        "tokens": dict(tokens or {"sampled": 200_000, "trained": 180_000, "rollouts": 64 * STEPS}),
     }
 
 
@@ -162,6 +180,7 @@ def evaluation(outcomes: str, *, compacting: bool = True) -> dict[str, Any]:
         "summary_tokens": 12.0 if compacting else None,
         "response_tokens": 8.5,
         "budget_exhausted": 0.125 if compacting else 0.5,
+        "errors": outcomes.count("-"),
         "compacted": {"n": len(compacted), "pass_at_1": compacted.count("1") / len(compacted) if compacted else None},
     }
 

@@ -17,6 +17,7 @@ from compactionrl.config import Config, ConfigError, load_config
 
 T = TypeVar("T")
 OVERRIDE = re.compile(r"--([A-Za-z_]\w*(?:\.[\w-]+)+)(?:=(.*))?", re.DOTALL)
+SETTINGS = ["plain", "hard"]
 EXTRAS = {"torch", "transformers", "safetensors", "pyarrow", "matplotlib", "tensorboard"}
 
 app = typer.Typer(
@@ -201,6 +202,60 @@ def evaluate(
     if output:
         record = {"checkpoint": str(folder), "summariser": str(summariser) if summariser else None, "results": results}
         output.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
+
+
+@app.command()
+def study(
+    context: typer.Context,
+    settings: Annotated[
+        list[str],
+        typer.Option("--setting", help="plain, hard, or the path of a TOML file; may be given several times."),
+    ] = SETTINGS,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Seeds 1, 2, ... of every arm; default 5, with --quick 1.")
+    ] = None,
+    extra: Annotated[bool, typer.Option("--extra", help="Also the arms beyond the paper, on three seeds.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A smoke version: everything runs, nothing is learned.")
+    ] = False,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Cells side by side, one thread each; default: all cores.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", file_okay=False, help="For study.json and the report; default: RUNS."),
+    ] = None,
+    runs: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", file_okay=False, help="For the training runs; default: runs/study[-quick]."),
+    ] = None,
+) -> None:
+    """Train every arm of the paper's tables on several seeds and report them. Goes on where it was stopped."""
+    from rich.console import Console
+
+    from compactionrl.study.study import study
+
+    runs = runs or Path("runs/study-quick" if quick else "runs/study")
+    finished = guarded(
+        lambda: study(
+            settings,
+            context.obj or {},
+            seeds=seeds or (1 if quick else 5),
+            extra=extra,
+            quick=quick,
+            jobs=jobs or cores(),
+            output=output or runs,
+            runs=runs,
+            console=Console(),
+        )
+    )
+    if not finished:
+        raise typer.Exit(1)
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @app.command()

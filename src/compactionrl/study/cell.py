@@ -187,7 +187,8 @@ def stop_with_parent() -> None:
     """Ask this process to stop as soon as its stdin ends."""
 
     def watch() -> None:
-        sys.stdin.buffer.read()
+        while os.read(0, 1024):  # not sys.stdin, whose lock a thread must not hold when the interpreter ends
+            pass
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -22,7 +22,7 @@ class Results:
 
     def __init__(self, path: Path, settings: Sequence[Setting], cells: Sequence[Cell]) -> None:
         self.path = path
-        self.ledger = read_ledger(path) if path.exists() else {"format": FORMAT, "sessions": [], "cells": {}}
+        self.ledger: Ledger = read_ledger(path) if path.exists() else {"format": FORMAT, "sessions": [], "cells": {}}
         self.check(cells)
         self.ledger["settings"] = {**self.ledger.get("settings", {}), **{s.name: s.header() for s in settings}}
         windows = max(setting.windows for setting in settings)

@@ -288,7 +288,8 @@ class _Folders:
 
     def head(self, length: int) -> int:
         """Notes of which any may hold a fact."""
-        return max(self.facts, math.ceil(self.early * length))
+        share = round(self.early * length, 9)  # 0.56 of 25 is 14, not a little more
+        return max(self.facts, math.ceil(share))
 
     def tails(self, length: int) -> int:
         return self.noises ** (length - self.head(length))

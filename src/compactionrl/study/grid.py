@@ -11,11 +11,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 from compactionrl.config import Config, ConfigError, load_config, parse_config, put
+from compactionrl.evaluation.modes import longest_window
 from compactionrl.study.variants import BASE, FULL, UNTRAINED, VARIANTS, variant
 
 Kind = Literal["base", "train", "swap"]
 SWAP = "swap"
 PACKAGED = Path(__file__).parent
+OWN = {
+    "run.folder": "use --runs",
+    "run.seed": "use --seeds",
+    "warm_start.seed": "use --seeds",
+    "evaluation.tasks": "use --evaluation.final_tasks",
+    "train.modes": "every arm has its own",
+}
+"""Keys that a study sets itself."""
 EXTRA_SEEDS = 3
 """Extra variants run on so many of the seeds."""
 
@@ -26,7 +35,6 @@ QUICK: dict[str, Any] = {
     "train.steps": 2,
     "train.rollouts_per_step": 8,
     "train.value_pretraining_steps": 1,
-    "evaluation.tasks": 16,
     "evaluation.final_tasks": 16,
 }
 """A smoke version of any setting: everything runs, nothing is learned."""
@@ -97,7 +105,10 @@ class Cell:
         }.items():
             put(data, key, value)
         try:
-            return parse_config(data)
+            config = parse_config(data)
+            config.check_trainable()
+            longest_window(config)  # refuses a mode that this context cannot do
+            return config
         except ConfigError as error:
             raise ConfigError(f"{self.key}: {error}") from None
 
@@ -120,14 +131,22 @@ def load_setting(name: str, overrides: Mapping[str, Any], *, quick: bool = False
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in PACKAGED.glob("*.toml")))
         raise ConfigError(f"--setting {name}: choose one of {known}, or give the path of a TOML file")
+    for key in OWN.keys() & overrides.keys():
+        raise ConfigError(f"--{key}: a study sets this itself; {OWN[key]}")
     config = load_config(path, {**(QUICK if quick else {}), **overrides})
     compacting = f"x{config.context.max_compactions + 1}"
     if config.model.path != "warm-start":
         raise ConfigError(f"{path}: model.path must be 'warm-start': every seed of a study has a base of its own")
+    if not config.train.steps:
+        raise ConfigError(f"{path}: train.steps must be 1 or more: what is compared are trained policies")
+    if config.train.modes:
+        raise ConfigError(f"{path}: train.modes must be left out: every arm of a study has its own")
     if not config.context.max_compactions:
         raise ConfigError(f"{path}: context.max_compactions must be 1 or more: the study is about compaction")
     if not {"x1", compacting} <= set(config.evaluation.modes):
-        raise ConfigError(f"{path}: evaluation.modes must hold x1 and {compacting} (context.max_compactions + 1 windows)")
+        raise ConfigError(
+            f"{path}: evaluation.modes must hold x1 and {compacting} (context.max_compactions + 1 windows)"
+        )
     text = path.read_text()
     if changed := {**(QUICK if quick else {}), **overrides}:
         lines = "\n".join(f"# {key} = {json.dumps(value)}" for key, value in changed.items())
@@ -149,3 +168,20 @@ def grid(settings: Sequence[Setting], seeds: int, *, extra: bool) -> list[Cell]:
     order = [BASE, FULL, UNTRAINED, SWAP, *(name for name in paper if name not in (BASE, FULL, UNTRAINED))]
     extras = [one.name for one in VARIANTS if one.extra] if extra else []
     return [*cells(order, seeds), *cells(extras, min(seeds, EXTRA_SEEDS))]
+
+
+def check(cells: Sequence[Cell]) -> None:
+    """ConfigError for a cell that cannot work, and for two that are the same: comparing them would say nothing."""
+    keys: set[str] = set()
+    runs: dict[tuple[str, str], Cell] = {}
+    for cell in cells:
+        cell.config()
+        if cell.key in keys:
+            raise ConfigError(f"--setting: two files are called {cell.setting.name}.toml; rename one of them")
+        keys.add(cell.key)
+        other = runs.setdefault((cell.setting.name, cell.fingerprint), cell)
+        if other is not cell:
+            raise ConfigError(
+                f"{other.key} and {cell.key} would be the same run: "
+                f"the setting {cell.setting.name} leaves no difference between these arms"
+            )

@@ -9,7 +9,7 @@ from typing import Any
 
 from compactionrl.config import ConfigError
 from compactionrl.study.grid import Cell, Setting
-from compactionrl.study.variants import VARIANTS
+from compactionrl.study.variants import BASE, VARIANTS
 from compactionrl.training.atomic import write_file
 
 FORMAT = 1
@@ -25,14 +25,14 @@ class Results:
         self.ledger: Ledger = read_ledger(path) if path.exists() else {"format": FORMAT, "sessions": [], "cells": {}}
         self.check(cells)
         self.ledger["settings"] = {**self.ledger.get("settings", {}), **{s.name: s.header() for s in settings}}
-        windows = max(setting.windows for setting in settings)
+        windows = {name: header["windows"] for name, header in self.ledger["settings"].items()}
         self.ledger["variants"] = [
             {
                 "name": one.name,
                 "title": one.title,
                 "extra": one.extra,
-                "trained_in": {s.name: one.trained_in(s.windows) for s in settings},
-                "changes": one.changes(windows),
+                "trained_in": {name: one.trained_in(n) for name, n in windows.items()},
+                "changes": one.changes(max(windows.values())),
             }
             for one in VARIANTS
         ]
@@ -51,20 +51,29 @@ class Results:
 
     def record(self, cell: Cell, result: dict[str, Any]) -> None:
         """Add a finished cell. One that was run again, since its policy was needed, must have come out the same."""
-        entry = {
+        entry = self.entry(cell, result)
+        found = self.ledger["cells"].get(cell.key, entry)
+        base = self.ledger["cells"].get(Cell(cell.setting, BASE, cell.seed).key, entry)
+        if outcome(found) != outcome(entry) or base["base"] != entry["base"]:
+            raise ConfigError(
+                f"{cell.key} came out differently than in {self.path}: this machine computes other numbers than the one "
+                "that began the study; choose another --output, so that every comparison is made on one machine"
+            )
+        self.ledger["cells"][cell.key] = found
+        self.save()
+
+    def holds(self, cell: Cell, result: dict[str, Any]) -> bool:
+        """Whether the cell is finished, with this very result."""
+        return outcome(result).items() <= self.ledger["cells"].get(cell.key, {}).items()
+
+    def entry(self, cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
+        return {
             "setting": cell.setting.name,
             "variant": cell.name,
             "seed": cell.seed,
             "fingerprint": cell.fingerprint,
             **result,
         }
-        found = self.ledger["cells"].setdefault(cell.key, entry)
-        if outcome(found) != outcome(entry):
-            raise ConfigError(
-                f"{cell.key} came out differently than in {self.path}: this machine computes other numbers than the one "
-                "that began the study; choose another --output, so that every comparison is made on one machine"
-            )
-        self.save()
 
     def begin_session(self, started: str, jobs: int) -> dict[str, Any]:
         """A sitting: how long it took, side by side, and which cells it finished."""

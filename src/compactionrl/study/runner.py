@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +21,7 @@ from compactionrl.study.progress import Board
 from compactionrl.study.results import Results
 from compactionrl.training.atomic import write_file
 
-RESULT, LOG = "result.json", "log.txt"
+SPEC, RESULT, LOG = "cell.json", "result.json", "log.txt"
 CELL = (sys.executable, "-m", "compactionrl.study.cell")
 """The program that runs a cell, given its folder."""
 POLL = 0.5
@@ -68,6 +68,7 @@ class Runner:
         started = time.monotonic()
         session = self.results.begin_session(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", self.jobs)
         try:
+            self.adopt(session)
             while self.running or self.next_cell():
                 while len(self.running) < self.jobs and (cell := self.next_cell()):
                     self.start(cell)
@@ -78,6 +79,21 @@ class Runner:
         finally:
             self.stop()
         return not self.pending()
+
+    def adopt(self, session: dict[str, Any]) -> None:
+        """Record what was finished while an earlier sitting was being stopped, or was dead already.
+
+        ConfigError if the folder of a cell holds a run with other settings.
+        """
+        for cell in self.cells:
+            spec = self.root / cell.key / SPEC
+            if spec.exists() and json.loads(spec.read_text()).get("fingerprint") != cell.fingerprint:
+                raise ConfigError(
+                    f"{spec.parent} holds a run with other settings than the present ones: "
+                    "take back the change, remove that folder, or choose another --runs"
+                )
+            if not self.results.finished(cell) and (result := self.left(cell)) is not None:
+                self.record(cell, result, session)
 
     def pending(self) -> list[Cell]:
         return [cell for cell in self.cells if not self.results.finished(cell)]
@@ -95,18 +111,25 @@ class Runner:
 
     def available(self, cell: Cell) -> bool:
         """Whether the cell is finished and its policy is on this machine."""
-        return self.results.finished(cell) and (self.root / cell.key / RESULT).exists()
+        result, policy = self.left(cell), cell.policy_folder(self.root, cell.name)
+        return result is not None and self.results.holds(cell, result) and policy.exists()
+
+    def left(self, cell: Cell) -> dict[str, Any] | None:
+        """The result that lies in the cell's folder."""
+        result = self.root / cell.key / RESULT
+        return json.loads(result.read_text()) if result.exists() else None
 
     def start(self, cell: Cell) -> None:
         folder = self.root / cell.key
         folder.mkdir(parents=True, exist_ok=True)
         spec = {
             "kind": cell.kind,
+            "fingerprint": cell.fingerprint,
             "config": cell.config(self.root).model_dump(mode="json"),
             "policies": {need.name: str(need.policy_folder(self.root, need.name)) for need in cell.needs},
         }
         (folder / RESULT).unlink(missing_ok=True)
-        write_file(folder / "cell.json", lambda path: path.write_text(json.dumps(spec, indent=1)))
+        write_file(folder / SPEC, lambda path: path.write_text(json.dumps(spec, indent=1)))
         with (folder / LOG).open("ab") as log:
             process = subprocess.Popen(
                 [*self.program, str(folder)],
@@ -128,8 +151,11 @@ class Runner:
             self.board.broke(cell, running.process.returncode, running.folder / LOG)
             return
         session["seconds"] = round(time.monotonic() - started, 1)
+        self.record(cell, json.loads(result.read_text()), session)
+
+    def record(self, cell: Cell, result: dict[str, Any], session: dict[str, Any]) -> None:
         session["cells"].append(cell.key)
-        self.results.record(cell, json.loads(result.read_text()))
+        self.results.record(cell, result)
         self.board.finished(cell, self.results.ledger["cells"][cell.key])
 
     def stop(self) -> None:
@@ -147,12 +173,16 @@ def close(running: Running) -> None:
 
 
 @contextmanager
-def alone(root: Path) -> Iterator[None]:
-    """Hold `root` for one study at a time."""
-    root.mkdir(parents=True, exist_ok=True)
-    with (root / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"another study is at work in {root}: wait for it, or choose another --runs") from None
+def alone(*folders: Path) -> Iterator[None]:
+    """Hold the folders for one study at a time."""
+    with ExitStack() as locks:
+        for folder in {folder.resolve() for folder in folders}:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = locks.enter_context((folder / ".lock").open("w"))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(
+                    f"another study is at work in {folder}: wait for it, or choose another --runs and --output"
+                ) from None
         yield

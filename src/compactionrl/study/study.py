@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from compactionrl.study.grid import grid, load_setting
+from compactionrl.study.grid import check, grid, load_setting
 from compactionrl.study.progress import Board
 from compactionrl.study.report import write_report
 from compactionrl.study.results import Results
@@ -39,9 +39,8 @@ def study(
     """
     settings = [load_setting(name, overrides, quick=quick) for name in dict.fromkeys(names)]
     cells = grid(settings, seeds, extra=extra)
-    for cell in cells:
-        cell.config()  # refuses an arm that this setting cannot do
-    with alone(runs):
+    check(cells)
+    with alone(runs, output):
         results = Results(output / LEDGER, settings, cells)
         done = sum(results.finished(cell) for cell in cells)
         console.print(f"{len(cells)} cells, {done} finished before, {jobs} side by side", highlight=False)

@@ -243,6 +243,7 @@ def test_figures() -> None:
     assert percents(Interval(0.712, 0.68, 0.741)) == "71.2 (68.0–74.1)"
     found = Paired(0.031, -0.0052, 0.067, float("-inf"), float("inf"), {1: 0.031})
     assert points(found) == "+3.1 (−0.5 to +6.7)"
+    assert points(found._replace(difference=-0.0001)).startswith("+0.0 ")
     assert seed_points(found) == "–"
     assert (change(1.0, None), change(None, None)) == ("1.00 → –", "–")
     assert escape("a|b\nc") == r"a\|b c"

@@ -1,5 +1,6 @@
 # Everything runs in an environment of its own: no root, nothing outside this folder, only a PyPI client is needed.
 #   make demo          train the tiny base with CompactionRL, measure it before and after      (runs/demo)
+#   make study         all arms of the paper on five seeds, in two settings: hours             (docs/study.*, runs/study)
 #   make test          lint, types, tests
 # Another interpreter or environment: make test PYTHON=python3.12 VENV=/tmp/venv
 
@@ -13,13 +14,16 @@ OMP_NUM_THREADS ?= 1
 OMP_WAIT_POLICY ?= PASSIVE
 export OMP_NUM_THREADS OMP_WAIT_POLICY
 
-.PHONY: help demo test lint format base bench clean
+.PHONY: help demo study test lint format base bench clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
 
 demo: $(VENV)/train.stamp
 	$(BIN)/compactionrl demo recipes/demo.toml
+
+study: $(VENV)/train.stamp
+	$(BIN)/compactionrl study --seeds 5 --extra --output docs
 
 test: lint
 	$(BIN)/python -m pytest

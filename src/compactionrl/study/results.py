@@ -97,7 +97,7 @@ def read_ledger(path: Path) -> Ledger:
         ledger = json.loads(path.read_text())
     except (ValueError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(ledger, dict) or ledger.get("format") != FORMAT:
+    if not isinstance(ledger, dict) or ledger.get("format") != FORMAT or not {"sessions", "cells"} <= ledger.keys():
         raise ConfigError(f"{path} is not the record of a study (format {FORMAT}): choose another --output")
     return ledger
 

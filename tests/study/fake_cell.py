@@ -1,6 +1,6 @@
 """Stands in for `compactionrl.study.cell`, without torch: `fake_cell.py CONTROL FOLDER`.
 
-CONTROL/plan.json says what becomes of a cell, by its key: {"ticks": 3, "exit": 1, "result": false, "value": 7, "base": "x"}.
+CONTROL/plan.json says what becomes of a cell, by its key: {"ticks": 3, "exit": 1, "result": false, "deaf": true, ...}.
 CONTROL/events gets a line at the start and at the end of each process. A cell works in ticks and keeps count of them on
 disk, goes on with the next one when it is started again, and stops when its stdin ends, all as the real one does.
 """
@@ -40,7 +40,7 @@ def main(control: Path, folder: Path) -> None:
             leave("no policy", 3)
         ticks = folder / "ticks"
         for number in range(int(ticks.read_text()) if ticks.exists() else 0, plan.get("ticks", 2)):
-            if select.select([0], [], [], 0)[0]:
+            if not plan.get("deaf") and select.select([0], [], [], 0)[0]:
                 leave("stopped", 130)
             time.sleep(TICK)
             write(ticks, str(number + 1))

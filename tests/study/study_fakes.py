@@ -26,18 +26,20 @@ def tiny(quick: bool = False, **overrides: Any) -> Setting:
 
 
 class Study:
-    """A study in `folder` with the fake program; `plan` says what becomes of which cell."""
+    """A study in `folder` with the fake program."""
 
-    def __init__(self, folder: Path, cells: Sequence[Cell], **plan: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, cells: Sequence[Cell], *, keep_plan: bool = False) -> None:
         self.folder = folder
         self.cells = list(cells)
         self.ledger = folder / "out" / "study.json"
         self.runs = folder / "runs"
         self.output = StringIO()
         folder.mkdir(exist_ok=True)
-        self.plan(**plan)
+        if not keep_plan:
+            self.plan()
 
     def plan(self, **plan: dict[str, Any]) -> None:
+        """What becomes of which cell, by its key; see fake_cell.py."""
         (self.folder / "plan.json").write_text(json.dumps(plan))
 
     def runner(self, jobs: int = 2) -> Runner:

@@ -157,7 +157,7 @@ def test_all_cells_of_a_setting_have_different_fingerprints() -> None:
         ("warm_start.forget", 0.3),
         ("train.steps", 4),
         ("train.policy_lr", 2e-2),
-        ("train.entropy_bonus", 0.1),
+        ("train.entropy_bonus", 0.2),
         ("evaluation.seed", 1),
         ("evaluation.final_tasks", 9),
         ("evaluation.modes", ["x1", "x4"]),

@@ -107,7 +107,9 @@ def run_training(config: Config, folder: Path) -> Result:
             "trained": total(updates, "tokens/trained"),
             "rollouts": config.train.rollouts_per_step * len(updates),
         },
-        "seconds": {kind: last["seconds"][kind] + training_seconds(metrics, kind) for kind in ("wall", "cpu")},
+        "seconds": {
+            kind: round(last["seconds"][kind] + training_seconds(metrics, kind), 1) for kind in ("wall", "cpu")
+        },
     }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from compactionrl.config import EnvironmentConfig, put
-from compactionrl.study.grid import QUICK, SWAP
+from compactionrl.study.grid import PACKAGED, QUICK, SWAP
 from compactionrl.study.markdown import escape, table
 
 Ledger = Mapping[str, Any]
@@ -24,7 +24,7 @@ DIALS = ("context", "limits", "train", "warm_start")
 def facts(ledger: Ledger) -> list[str]:
     """What this is and how it was made."""
     cells = ledger["cells"].values()
-    hours = sum(session["seconds"] for session in ledger["sessions"]) / 3600
+    sittings = ledger["sessions"]
     evaluated = [result for cell in cells for result in cell["evaluation"].values()]
     broken = sum(result["outcomes"].count("-") for result in evaluated)
     rollouts = sum(len(result["outcomes"]) for result in evaluated)
@@ -32,11 +32,11 @@ def facts(ledger: Ledger) -> list[str]:
     points = [
         f"Made by {code(command(ledger))}. Everything below is computed from `study.json` alone.",
         f"Finished: {len(wanted & ledger['cells'].keys())} of {len(wanted)} cells, one for each setting, arm and seed; "
-        f"{hours:.1f} hours in {len(ledger['sessions'])} sitting{'s' * (len(ledger['sessions']) != 1)}.",
-        f"Seeds: {kinds(ledger)}. A seed repeats everything: the base from random weights, the critic, the order of "
-        "the tasks, the sampling. All arms of a seed start from the same base.",
+        f"{duration(sittings)} in {len(sittings)} sitting{'s' * (len(sittings) != 1)}.",
+        f"Repetitions: {repetitions(ledger)}. A seed repeats everything: the base from random weights, the critic, the "
+        "order of the tasks, the sampling. All arms of a seed start from the same base.",
         "All arms of a setting share its data, the number of rollouts per update, the number of updates and every "
-        "hyper-parameter but those named below; none is tuned for an arm.",
+        "hyper-parameter but what an arm is named for; none is tuned for an arm. How a setting was chosen stands at its head.",
         f"Measured are the policies behind the last update, not the best ones on the way, on {tasks(ledger)}; every "
         "policy meets the same ones, once in every mode.",
         f"{broken:,} of {rollouts:,} measured rollouts broke down for reasons outside the policy and are left out.",
@@ -157,7 +157,8 @@ def command(ledger: Ledger) -> str:
     extra, quick = seeds(ledger, True), is_quick(ledger)
     changed = {key: value for header in ledger["settings"].values() for key, value in changes(header["toml"]).items()}
     words = ["compactionrl", "study"]
-    words += [word for name in ledger["settings"] for word in ("--setting", name)]
+    for name in ledger["settings"]:
+        words += ["--setting", name if (PACKAGED / f"{name}.toml").is_file() else f"{name}.toml"]
     words += ["--seeds", str(len(seeds(ledger, False)))] + ["--extra"] * bool(extra) + ["--quick"] * quick
     for key, value in changed.items():
         if not (quick and QUICK.get(key) == value):
@@ -165,9 +166,15 @@ def command(ledger: Ledger) -> str:
     return shlex.join(words)
 
 
+def duration(sittings: Iterable[Mapping[str, Any]]) -> str:
+    """Of all sittings together, in words."""
+    minutes = sum(sitting["seconds"] for sitting in sittings) / 60
+    return f"{minutes / 60:.1f} hours" if minutes >= 120 else f"{minutes:.0f} minutes"
+
+
 def tasks(ledger: Ledger) -> str:
-    numbers = {name: f"{header['tasks']:,}" for name, header in ledger["settings"].items()}
-    return " and ".join(f"{number} held-out tasks of {escape(name)}" for name, number in numbers.items())
+    settings = ledger["settings"].items()
+    return " and ".join(f"{header['tasks']:,} held-out tasks of {escape(name)}" for name, header in settings)
 
 
 def code(text: str) -> str:
@@ -177,10 +184,10 @@ def code(text: str) -> str:
     return f"{fence}{pad}{escape(text)}{pad}{fence}"
 
 
-def kinds(ledger: Ledger) -> str:
+def repetitions(ledger: Ledger) -> str:
     """The seeds of the paper's arms and of the others."""
     found = {"the paper's arms": seeds(ledger, False), "those beyond the paper": seeds(ledger, True)}
-    return "; ".join(f"{span(numbers)} for {kind}" for kind, numbers in found.items() if numbers) or "none yet"
+    return "; ".join(f"{kind} on {span(numbers)}" for kind, numbers in found.items() if numbers) or "none yet"
 
 
 ABOUT = (

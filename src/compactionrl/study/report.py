@@ -60,11 +60,13 @@ def write(path: Path, data: bytes) -> Path:
 
 
 def slugs(settings: Iterable[str]) -> dict[str, str]:
-    """Each setting's name as it stands in names of files, all different."""
+    """Each setting's name as it stands in names of files, all different even where case does not count."""
     found: dict[str, str] = {}
     for setting in settings:
-        slug = re.sub(r"[^A-Za-z0-9_-]+", "-", setting)
-        found[setting] = slug if slug not in found.values() else f"{slug}-{len(found)}"
+        slug = re.sub(r"[^a-z0-9_-]+", "-", setting.lower())
+        while slug in found.values():
+            slug += "-"
+        found[setting] = slug
     return found
 
 

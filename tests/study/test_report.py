@@ -1,0 +1,346 @@
+"""The report on disk: what it refers to is there, what it says is the ledger's, and no text in it becomes code."""
+
+import base64
+import copy
+import json
+import random
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from study_ledgers import TITLES, cell, ledger_of, synthetic_ledger
+
+from compactionrl.study import preface
+from compactionrl.study.grid import QUICK
+from compactionrl.study.page import anchor, demote, page
+from compactionrl.study.preface import about, by_arm, changes, code, command, declaration, planned, span
+from compactionrl.study.report import DISCUSSION, report, slugs, write_report
+
+PNG = b"\x89PNG\r\n\x1a\n"
+HOSTILE = "<script>alert(1)</script> ![x](javascript:alert(1)) ![y](http://example.org/y.png) [z](javascript:z) | `$x"
+SOME = ("base", "full", "rl-c", "swap", "robust")
+OUTCOMES = {"x1": "0000", "x4": "1100", "2C": "0000", "4C": "1111"}
+
+
+class Reader(HTMLParser):
+    """Every tag with its attributes, and the text between them."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.open: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "img", "br", "hr"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] != "style":
+            self.text += data
+
+    def values(self, attribute: str) -> list[str]:
+        return [found[attribute] or "" for _, found in self.tags if attribute in found]
+
+
+def assert_self_contained(html: str) -> Reader:
+    """Nothing is run and nothing is loaded."""
+    reader = Reader(html)
+    assert not {"script", "link", "iframe", "object", "embed", "base", "form"} & {tag for tag, _ in reader.tags}
+    assert not [name for _, found in reader.tags for name in found if name.startswith("on")]
+    for source in reader.values("src"):
+        assert base64.b64decode(source.removeprefix("data:image/png;base64,"), validate=True).startswith(PNG)
+    assert "srcset" not in str(reader.tags)
+    assert not re.search(r"@import|url\(", html)
+    ids = reader.values("id")
+    assert len(ids) == len(set(ids))
+    for target in reader.values("href"):
+        assert target.removeprefix("#") in ids or target.startswith("https://")  # followed by a click, never loaded
+    return reader
+
+
+@pytest.fixture(scope="module")
+def ledger() -> dict[str, Any]:
+    return synthetic_ledger(seeds=2, extra_seeds=1, tasks=8)
+
+
+@pytest.fixture(scope="module")
+def written(ledger: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
+    output = tmp_path_factory.mktemp("study") / "new"
+    return output, write_report(ledger, output)
+
+
+def test_every_image_that_is_shown_is_there_and_every_one_there_is_shown(written: tuple[Path, list[Path]]) -> None:
+    output, paths = written
+    assert sorted(paths) == sorted(output.iterdir())  # nothing partial is left
+    shown = re.findall(r"!\[.+?\]\((.+?)\)", (output / "study.md").read_text())
+    assert sorted(shown) == sorted(path.name for path in paths if path.suffix == ".png")
+    assert len(shown) == len(set(shown)) == 12
+    assert all((output / name).read_bytes().startswith(PNG) for name in shown)
+
+
+def test_the_page_holds_all_of_it(written: tuple[Path, list[Path]]) -> None:
+    output, _ = written
+    text = (output / "study.md").read_text()
+    reader = assert_self_contained((output / "study.html").read_text())
+    embedded = [base64.b64decode(source.partition(",")[2]) for source in reader.values("src")]
+    assert embedded == [(output / name).read_bytes() for name in re.findall(r"!\[.+?\]\((.+?)\)", text)]
+    tags = [tag for tag, _ in reader.tags]
+    assert tags.count("tr") == len(re.findall(r"^\|(?! ---)", text, re.M))
+    assert tags.count("h2") == len(re.findall(r"^## ", text, re.M))
+    assert len([target for target in reader.values("href") if target.startswith("#")]) == tags.count("h2")
+    assert "**" not in reader.text
+
+
+def test_what_the_report_says_of_a_whole_study(ledger: dict[str, Any], written: tuple[Path, list[Path]]) -> None:
+    text = (written[0] / "study.md").read_text()
+    assert f"Made by `{command(ledger)}`" in text
+    assert f"Finished: {len(ledger['cells'])} of {len(ledger['cells'])} cells" in text
+    assert "the paper's arms on seeds 1 to 2; those beyond the paper on seed 1." in text
+    assert "8 held-out tasks of plain and 8 held-out tasks of hard" in text
+    assert not re.search(r"^>", text, re.M)  # no warning
+    assert "## Why we think so" not in text
+    for title in TITLES.values():
+        assert title.replace("|", r"\|") in text
+    for setting, mode in (("plain", "x4: up to 3"), ("hard", "x6: up to 5")):
+        section = text.split(f"## Setting {setting}\n")[1].split("\n## ")[0]
+        assert f'the setting "{setting}"' in section  # the comment at its head
+        assert mode in section
+        titles = re.findall(r"^### (.+)", section, re.M)
+        assert [f"Table{'s' * (n == '2')} {n}" in " ".join(titles) for n in "124"] == [True] * 3
+        assert "Beyond the paper" in titles
+
+
+def test_the_command_that_makes_the_same_study(
+    ledger: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "plain.toml").touch()
+    monkeypatch.setattr(preface, "PACKAGED", tmp_path)
+    assert (
+        command(ledger) == "compactionrl study --setting plain --setting hard.toml --seeds 2 --extra"
+    )  # one's own file
+
+
+def test_broken_rollouts_are_counted() -> None:
+    cells = {"plain/full/1": cell("plain", "full", 1, OUTCOMES | {"x4": "1-0-"})}
+    assert "2 of 16 measured rollouts broke down" in report(ledger_of(cells), [])
+
+
+def test_the_main_result_is_the_compacting_mode() -> None:
+    cells = {f"plain/{name}/1": cell("plain", name, 1, OUTCOMES) for name in ("full", "base")}
+    cells["plain/base/1"]["evaluation"]["x4"]["outcomes"] = "1000"
+    section = report(ledger_of(cells), []).split("## Main result")[1].split("\n## ")[0]
+    rows = {
+        line.split(" | ")[0].removeprefix("| "): line.split(" | ")[1:] for line in section.splitlines() if "|" in line
+    }
+    assert rows["CompactionRL"][0].startswith("50.0 (")
+    assert rows[TITLES["base"]][0].startswith("25.0 (")
+    assert rows[TITLES["base"]][1].startswith("−25.0 (")
+    assert rows[TITLES["rl-c"]] == ["–", "– |"]
+    assert TITLES["robust"].replace("|", r"\|") not in rows
+
+
+def test_the_overview_says_what_each_setting_says(ledger: dict[str, Any], written: tuple[Path, list[Path]]) -> None:
+    text = (written[0] / "study.md").read_text()
+    overview = text.split("| table | ordering |")[1].split("\n\n")[0]
+    rows = [line.strip("| ").split(" | ") for line in overview.splitlines()[2:]]
+    for place, setting in ((3, "plain"), (4, "hard")):
+        detail = text.split(f"## Setting {setting}\n")[1].split("### The paper's orderings")[1].split("### ")[0]
+        lines = [line.strip("| ").split(" | ") for line in detail.splitlines() if line.startswith("|")][2:]
+        assert [(row[1], row[place]) for row in rows] == [(line[1], line[3]) for line in lines]
+
+
+def test_an_unfinished_study_says_what_is_missing(ledger: dict[str, Any], tmp_path: Path) -> None:
+    partial = copy.deepcopy(ledger)
+    kept = ("plain/base/1", "plain/base/2", "plain/full/1", "plain/full/2", "plain/rl-c/1")
+    partial["cells"] = {key: partial["cells"][key] for key in kept}
+    write_report(partial, tmp_path)
+    text = (tmp_path / "study.md").read_text()
+    assert "> **Incomplete.** 27 cells are missing: " in text  # of 2 settings, 8 kinds, 2 seeds
+    assert "plain/rl-c on seed 2; " in text
+    assert "hard/full on seeds 1 to 2; " in text
+    assert "robust" not in text.partition("## Main")[0]
+    plain, hard = (text.split(f"## Setting {name}\n")[1].split("\n## ")[0] for name in ("plain", "hard"))
+    assert "No cell of this setting is finished yet." in hard
+    assert "](study-hard-" not in text
+    assert "Who writes the summaries" not in plain
+    assert "Beyond the paper" not in plain
+    assert all((tmp_path / name).exists() for name in re.findall(r"\]\((.+?\.png)\)", text))
+    assert_self_contained((tmp_path / "study.html").read_text())
+
+
+def test_an_empty_study_says_so(tmp_path: Path) -> None:
+    paths = write_report(ledger_of({}), tmp_path)
+    assert [path.name for path in paths] == ["study.md", "study.html"]
+    text = (tmp_path / "study.md").read_text()
+    assert "Nothing is finished yet" in text
+    assert "Finished: 0 of 0 cells" in text
+    assert "What of the paper holds" not in text
+    assert_self_contained((tmp_path / "study.html").read_text())
+
+
+def test_what_the_ledger_plans_is_missing_until_it_is_there() -> None:
+    cells = {"plain/full/1": cell("plain", "full", 1, OUTCOMES)}
+    whole = ledger_of(cells)
+    arms = {f"plain/{name}/1" for name in [*TITLES][:7]} | {"plain/swap/1"}
+    assert planned(whole) == arms
+    assert planned({**whole, "planned": ["plain/full/2"]}) == arms | {key.replace("/1", "/2") for key in arms}
+    assert "plain/robust/3" in planned({**whole, "planned": ["plain/group/3"]})
+
+
+def test_a_smoke_run_warns() -> None:
+    cells = {"plain/full/1": cell("plain", "full", 1, OUTCOMES)}
+    smoke = ledger_of(cells)
+    lines = "".join(f"# {key} = {json.dumps(value)}\n" for key, value in QUICK.items())
+    smoke["settings"]["plain"]["toml"] += f"\n# Changed on the command line:\n{lines}"
+    text = report(smoke, [])
+    assert "> **A smoke run.**" in text
+    assert "--quick`" in text
+    assert f"`steps = {QUICK['train.steps']}`" in text  # the declaration shows what ran
+    smoke["settings"]["plain"]["toml"] += "# run.threads = 2\n"
+    assert command(smoke).endswith("--quick --run.threads 2")
+
+
+def test_a_changed_setting_warns() -> None:
+    changed = ledger_of({"plain/full/1": cell("plain", "full", 1, OUTCOMES)})
+    changed["settings"]["plain"]["toml"] += '\n# Changed on the command line:\n# context.budget = 96\n# a.b = "c d"\n'
+    assert changes(changed["settings"]["plain"]["toml"]) == {"context.budget": 96, "a.b": "c d"}
+    text = report(changed, [])
+    assert '> **Changed.** The setting plain ran with `context.budget = 96`, `a.b = "c d"`' in text
+    assert "smoke" not in text
+    assert "`budget = 96`, `max_compactions = 3`" in text
+    assert command(changed).endswith("--context.budget 96 --a.b 'c d'")
+
+
+def test_the_declaration_shows_numbers_and_no_prompts() -> None:
+    header = ledger_of({})["settings"]["plain"]
+    header["toml"] = (
+        '# Chosen on seeds 101 to 103,\n# which no report uses.\n\n# not this\n[context]\nbudget = 128\nsummary_request = "x"\n'
+        '[environment]\ntasks = "mine:Tasks"\noptions = { notes = [5, 22], chain = true }\n[train]\npolicy_lr = 5e-4\n'
+    )
+    text, dials = declaration(header)
+    assert text == "Chosen on seeds 101 to 103,\nwhich no report uses."
+    assert "| context | `budget = 128` |" in dials
+    assert "| tasks | `mine:Tasks` |" in dials
+    assert "| their dials | `notes = [5, 22]`, `chain = true` |" in dials
+    assert "| train | `policy_lr = 0.0005` |" in dials
+    assert about("[context]\n# inside") == ""
+
+
+def test_any_setting_can_be_reported(tmp_path: Path) -> None:
+    ledger = synthetic_ledger(seeds=1, extra_seeds=1, tasks=4, settings=["hard"])
+    name = "My setting <b>|../../x"
+    ledger["settings"] = {name: ledger["settings"]["hard"] | {"toml": "[context]\nbudget = 128\n"}}
+    cells = [found | {"setting": name} for found in ledger["cells"].values() if found["variant"] in SOME]
+    ledger["cells"] = {f"{name}/{found['variant']}/{found['seed']}": found for found in cells}
+    for variant in ledger["variants"]:
+        variant["trained_in"] = {name: variant["trained_in"]["hard"]}
+    paths = write_report(ledger, tmp_path)
+    assert {path.parent for path in paths} == {tmp_path}
+    assert (tmp_path / "study-my-setting-b-x-pass.png").exists()
+    reader = assert_self_contained((tmp_path / "study.html").read_text())
+    assert len(reader.values("src")) == 6
+    assert name in reader.text
+    assert not {"plain", "hard"} & set(re.findall(r"\w+", (tmp_path / "study.md").read_text()))
+
+
+def test_hostile_text_stays_text(tmp_path: Path) -> None:
+    cells = {f"plain/{name}/1": cell("plain", name, 1, OUTCOMES) for name in ("full", "base", "robust")}
+    ledger = ledger_of(cells, titles=dict.fromkeys(TITLES, HOSTILE))
+    ledger["variants"][1]["changes"] = {HOSTILE: HOSTILE}
+    ledger["settings"]["plain"]["toml"] = f"# {HOSTILE}\n[environment]\ntasks = {json.dumps(HOSTILE)}\n"
+    (tmp_path / DISCUSSION).write_text(
+        f"<img src=x onerror=alert(1)>\n\n{HOSTILE}\n\n<!-- -->\n\n[good](https://example.org)\n"
+    )
+    write_report(ledger, tmp_path)
+    reader = assert_self_contained((tmp_path / "study.html").read_text())
+    assert "<script>alert(1)</script>" in reader.text
+    assert "<img src=x onerror=alert(1)>" in reader.text
+    assert "[image: y]" in reader.text  # not loaded, and said
+    assert [target for target in reader.values("href") if not target.startswith("#")] == ["https://example.org"]
+    for block in report(ledger, []).split("\n\n"):
+        widths = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines() if line.startswith("|")}
+        assert len(widths) <= 1  # no title breaks out of its cell
+
+
+def test_the_discussion_is_included_and_fits() -> None:
+    ledger = ledger_of({})
+    discussion = "# Why\n\nBecause *of* this.\n\n## Details\n\n```\n# a comment\n```\n"
+    text = report(ledger, [], discussion)
+    section = text.split("## Why we think so\n\n")[1].split("\n## ")[0].strip()
+    assert section == "### Why\n\nBecause *of* this.\n\n#### Details\n\n```\n# a comment\n```"
+    assert "Why we think so" not in report(ledger, [], " \n")
+
+
+@pytest.mark.parametrize(
+    ("given", "demoted"),
+    [
+        ("no heading\n", "no heading\n"),
+        ("# a\n## b\n", "### a\n#### b\n"),
+        ("## a ##\n\n#### b\n", "### a ##\n\n##### b\n"),
+        ("a\nb\n===\ntext\n\nc\n---\n", "### a b\ntext\n\n#### c\n"),
+        ("#### deep\n", "### deep\n"),
+        ("# a\n##### b\n###### c\n", "### a\n###### b\n###### c\n"),
+        ("# a\n\n    # code\n\n> # quoted\n", "### a\n\n    # code\n\n> # quoted\n"),
+        ("# \n\n# b", "### \n\n### b\n"),
+    ],
+)
+def test_headings_are_demoted(given: str, demoted: str) -> None:
+    assert [line.rstrip() for line in demote(given, 3).splitlines()] == [line.rstrip() for line in demoted.splitlines()]
+
+
+def test_the_same_ledger_gives_the_same_bytes(ledger: dict[str, Any], written: tuple[Path, list[Path]]) -> None:
+    output, paths = written
+    items = [*ledger["cells"].items()]
+    random.Random(0).shuffle(items)
+    text = report({**ledger, "cells": dict(items)}, {path.name for path in paths})
+    assert text == (output / "study.md").read_text()
+
+
+def test_a_report_replaces_the_earlier_one(tmp_path: Path) -> None:
+    write_report(ledger_of({}), tmp_path)
+    write_report(ledger_of({"plain/full/1": cell("plain", "full", 1, OUTCOMES)}), tmp_path)
+    assert "Finished: 1 of 8 cells" in (tmp_path / "study.md").read_text()
+    assert not list(tmp_path.glob(".*"))
+
+
+@given(st.lists(st.text(min_size=1), unique=True))
+def test_slugs_are_safe_and_different(names: list[str]) -> None:
+    found = slugs(names)
+    assert list(found) == names
+    assert len(set(found.values())) == len(names)
+    assert all(re.fullmatch(r"[a-z0-9_-]+", slug) for slug in found.values())
+
+
+@given(
+    st.text(st.characters(exclude_categories=["C", "Z"]) | st.sampled_from("` |<&*_![]()\\"), min_size=1).map(str.strip)
+)
+def test_code_is_shown_as_it_is(text: str) -> None:
+    shown = Reader(page(f"| {code(text)} |\n| --- |\n", {}, "")).text if text else ""
+    assert text.replace(" ", "") in shown.replace(" ", "")
+
+
+@given(st.text(), st.text())
+def test_no_text_is_ever_code(text: str, title: str) -> None:
+    assert_self_contained(page(text, {}, title))
+
+
+def test_words_for_seeds() -> None:
+    assert [span(numbers) for numbers in ([1], [1, 2, 3], [1, 3])] == ["seed 1", "seeds 1 to 3", "seeds 1, 3"]
+    assert by_arm(["a/x/10", "a/x/9", "a/b/1"]) == ["a/b on seed 1", "a/x on seeds 9 to 10"]
+
+
+def test_an_anchor_is_formed_as_code_hosts_do() -> None:
+    assert anchor("What of the paper holds") == "what-of-the-paper-holds"
+    assert anchor("Tables 2, 3 (in kind)") == "tables-2-3-in-kind"

@@ -34,6 +34,8 @@ def make_base(config: Config, folder: Path) -> float:
     tokenizer = build_tokenizer([*tasks.texts, *requests, context.resume_template, context.placeholder])
     chat = ChatFormat(tokenizer, config.model.renderer, config.model.renderer_options)
     options = {"forget": warm.forget, "seed": warm.seed, "summary_requests": requests}
+    if warm.hurry:  # not every demonstrator can
+        options["hurry"] = warm.hurry
     demonstrator = build.create("warm_start.demonstrator", warm.demonstrator, "warm_start", options, tasks, tokenizer)
     policy = new_policy(config, tokenizer).to(build.build_device(config))
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]

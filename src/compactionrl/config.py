@@ -207,6 +207,7 @@ class WarmStartConfig(Section):
         description="'module:Class' of the scripted sampler that plays the tasks.",
     )
     forget: float = Field(0.25, ge=0, le=1, description="Probability that a demonstrated summary drops a known fact.")
+    hurry: float = Field(0.0, ge=0, le=1, description="Probability, per turn, that it answers before the end.")
     demonstrations: int = Field(8192, ge=1, description="Rollouts demonstrated on the train split.")
     long_share: float = Field(
         0.15, ge=0, le=1, description="Share of them in one long window (4C at least), compaction off."

@@ -25,7 +25,8 @@ class Codec(Protocol):
 class Demonstrator:
     """Acts on what the prompt shows and on nothing else: the turns of a ChatML prompt, decoded.
 
-    It reads note after note, then answers with every fact in view; a fact that is not in view is left out. Asked for a
+    It reads note after note, then answers with every fact in view; a fact that is not in view is left out. At each turn it
+    answers before the end with probability `hurry`. Asked for a
     summary (the last user turn is one of `summary_requests`), it lists the facts in view, each dropped with probability
     `forget`: 0 is the perfect summariser, 1 writes down none. That the end was reached, or the name of the next note, it
     always keeps; where a chain's next name is lost, it answers. Same prompt and seeds, same reply. Log-probabilities are
@@ -38,13 +39,15 @@ class Demonstrator:
         tokenizer: Codec,
         *,
         forget: float = 0.0,
+        hurry: float = 0.0,
         seed: int = 0,
         summary_requests: Sequence[str] = (NOTES_PROMPTS["summary_request"], NOTES_PROMPTS["retry_request"]),
     ) -> None:
-        if not 0 <= forget <= 1:
-            raise ValueError(f"forget is a probability from 0 to 1, not {forget!r}.")
+        for name, probability in (("forget", forget), ("hurry", hurry)):
+            if not 0 <= probability <= 1:
+                raise ValueError(f"{name} is a probability from 0 to 1, not {probability!r}.")
         self.tasks, self.tokenizer = tasks, tokenizer
-        self.forget, self.seed = forget, seed
+        self.forget, self.hurry, self.seed = forget, hurry, seed
         self.summary_requests = frozenset(request.strip() for request in summary_requests)
 
     async def sample(
@@ -68,7 +71,7 @@ class Demonstrator:
         """Nothing is kept between requests."""
 
     def reply(self, prompt: str, seed: int = 0) -> str:
-        """What the expert says next; `seed` decides, with its own, what a summary forgets."""
+        """What the expert says next; `seed` decides, with its own, what a summary forgets and when it hurries."""
         turns = [content.strip() for role, content in TURN.findall(prompt) if role == "user"]
         if not turns:
             raise ValueError("The prompt shows no ChatML user turn: the demonstrator reads Qwen3-style prompts only.")
@@ -76,7 +79,8 @@ class Demonstrator:
         pointer = self._pointer(turns)
         if turns[-1] in self.summary_requests:
             return " ".join(["found", *self._remembered(facts, seed), *pointer])
-        if pointer == [END] or (self.tasks.mode == "chain" and not pointer):
+        hurries = random.Random(f"{self.seed}/{seed}/hurry").random() < self.hurry
+        if hurries or pointer == [END] or (self.tasks.mode == "chain" and not pointer):
             return " ".join(["answer", *facts])
         return "next" if self.tasks.mode == "scan" else f"open {pointer[1]}"
 

@@ -140,7 +140,9 @@ def test_broken_rollouts_are_counted() -> None:
 def test_the_main_result_is_the_compacting_mode() -> None:
     cells = {f"plain/{name}/1": cell("plain", name, 1, OUTCOMES) for name in ("full", "base")}
     cells["plain/base/1"]["evaluation"]["x4"]["outcomes"] = "1000"
-    section = report(ledger_of(cells), []).split("## Main result")[1].split("\n## ")[0]
+    text = report(ledger_of(cells), ["study-plain-pass.png"])
+    assert re.findall(r"\]\((.+?\.png)\)", text) == ["study-plain-pass.png"]  # what was not drawn is not shown
+    section = text.split("## Main result")[1].split("\n## ")[0]
     rows = {
         line.split(" | ")[0].removeprefix("| "): line.split(" | ")[1:] for line in section.splitlines() if "|" in line
     }
@@ -196,7 +198,10 @@ def test_what_the_ledger_plans_is_missing_until_it_is_there() -> None:
     arms = {f"plain/{name}/1" for name in [*TITLES][:7]} | {"plain/swap/1"}
     assert planned(whole) == arms
     assert planned({**whole, "planned": ["plain/full/2"]}) == arms | {key.replace("/1", "/2") for key in arms}
-    assert "plain/robust/3" in planned({**whole, "planned": ["plain/group/3"]})
+    beyond = planned({**ledger_of(cells, settings=["plain", "hard"]), "planned": ["plain/group/3"]})
+    assert "hard/full/1" in beyond  # the paper's arms are for every setting
+    assert "plain/robust/3" in beyond
+    assert "hard/robust/3" not in beyond  # the others where one of them is
 
 
 def test_a_smoke_run_warns() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise, product
 
 import pytest
@@ -30,6 +32,30 @@ def dials(draw: st.DrawFn) -> NotesTasks:
         n_train=40,
         n_heldout=20,
     )
+
+
+@st.composite
+def early_dials(draw: st.DrawFn) -> NotesTasks:
+    facts, updates = draw(st.integers(1, 4)), draw(st.integers(0, 2))
+    fewest = facts + updates + draw(st.integers(0, 5))
+    return NotesTasks(
+        seed=draw(st.integers(0, 5)),
+        notes=(fewest, fewest + draw(st.integers(0, 6))),
+        facts=facts,
+        values=draw(st.integers(6, 9)),
+        updates=updates,
+        noise=draw(st.integers(1, 2)),
+        repeats=draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)),
+        early=draw(st.integers(0, 100)) / 100,
+        mode=draw(st.sampled_from(["scan", "chain"])),
+        n_train=6,
+        n_heldout=0,
+    )
+
+
+def share(early: float, length: int) -> int:
+    """Notes of the first share, rounded up exactly."""
+    return -(-round(early * 100) * length // 100)
 
 
 def say(environment: NotesEnvironment, text: str) -> Observation:
@@ -196,19 +222,44 @@ def test_splits_share_no_task_and_repeat_none(tasks: NotesTasks) -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "values", "updates", "length"), [(1, 2, 0, 2), (2, 2, 1, 4), (1, 3, 2, 3), (3, 1, 0, 3)]
+    ("facts", "values", "updates", "length", "early", "repeats"),
+    [
+        (1, 2, 0, 2, 1.0, [1]),
+        (2, 2, 1, 4, 1.0, [1]),
+        (1, 3, 2, 3, 1.0, [1]),
+        (3, 1, 0, 3, 1.0, [1]),
+        (1, 2, 0, 3, 0.5, [1]),  # the fact in the first two notes of three
+        (1, 2, 0, 3, 0.0, [2, 1, 3]),  # in the first one
+        (2, 1, 0, 3, 0.4, [1, 4]),  # two facts need two notes
+        (1, 2, 1, 4, 0.75, [3]),
+    ],
 )
-def test_the_tasks_of_one_length_are_exactly_all_there_are(facts: int, values: int, updates: int, length: int) -> None:
+def test_the_tasks_of_one_length_are_exactly_all_there_are(
+    facts: int, values: int, updates: int, length: int, early: float, repeats: list[int]
+) -> None:
     def valid(folder: tuple[str, ...]) -> bool:
         found = [note for note in folder if note not in NOISE]
         by_slot = {slot: [note[3:] for note in found if note[:3] == slot] for slot in SLOTS[:facts]}
         changed = all(a != b for given in by_slot.values() for a, b in pairwise(given))
-        return len(found) == facts + updates and all(by_slot.values()) and changed
+        late = [note for note in folder[max(facts + updates, share(early, length)) :] if note not in NOISE]
+        return len(found) == facts + updates and all(by_slot.values()) and changed and not late
+
+    def written(note: str) -> str:
+        times = repeats[NOISE.index(note) % len(repeats)] if note in NOISE else 1
+        return " ".join(["note", *[note] * times])
 
     words = [*NOISE, *(f"{slot}{value}" for slot in SLOTS[:facts] for value in range(values))]
-    brute = {tuple(f"note {note}" for note in folder) for folder in product(words, repeat=length) if valid(folder)}
+    brute = {tuple(map(written, folder)) for folder in product(words, repeat=length) if valid(folder)}
     size = {"n_train": len(brute) // 2, "n_heldout": len(brute) - len(brute) // 2}
-    dials = {"notes": (length, length), "facts": facts, "values": values, "updates": updates, "noise": 1}
+    dials = {
+        "notes": (length, length),
+        "facts": facts,
+        "values": values,
+        "updates": updates,
+        "noise": 1,
+        "early": early,
+        "repeats": repeats,
+    }
     tasks = NotesTasks(**dials, **size)  # type: ignore[arg-type]
     assert tasks.distinct(length) == len(brute)
     train, heldout = ({tasks.task(split, i).notes for i in range(tasks.size(split))} for split in ("train", "heldout"))
@@ -216,6 +267,56 @@ def test_the_tasks_of_one_length_are_exactly_all_there_are(facts: int, values: i
     assert not train & heldout
     with pytest.raises(ValueError, match=f"give {len(brute)} distinct tasks with {length} notes"):
         NotesTasks(**dials, n_train=len(brute), n_heldout=1)  # type: ignore[arg-type]
+
+
+@settings(max_examples=80, deadline=None)
+@given(tasks=early_dials())
+def test_early_facts_lie_in_the_first_share_of_the_notes(tasks: NotesTasks) -> None:
+    """Unless that is too little room for them: then they are the first notes of all."""
+    for index in range(tasks.size("train")):
+        notes = tasks.task("train", index).notes
+        places = [place for place, note in enumerate(notes) if tasks.read_facts(note)]
+        assert len(places) == tasks.facts + tasks.updates
+        assert places[-1] < max(share(tasks.early, len(notes)), tasks.facts + tasks.updates)
+
+
+@pytest.mark.parametrize(("early", "length", "last"), [(0.28, 25, 7), (0.56, 25, 14), (0.5, 25, 13), (1.0, 25, 25)])
+def test_a_share_is_rounded_up_exactly(early: float, length: int, last: int) -> None:
+    """0.28 of 25 notes are 7, though 0.28 * 25 is a little more in floating point."""
+    tasks = NotesTasks(notes=(length, length), early=early, n_train=400, n_heldout=0)
+    drawn = [tasks.task("train", index).notes for index in range(400)]
+    assert max(place for notes in drawn for place, note in enumerate(notes, 1) if tasks.read_facts(note)) == last
+
+
+@settings(max_examples=40, deadline=None)
+@given(tasks=early_dials())
+def test_repeats_change_the_lengths_of_noise_and_nothing_else(tasks: NotesTasks) -> None:
+    """Word by word: one that stands r times in the plain note stands r times `repeats` in the other."""
+    plain = replace(tasks, repeats=(1,))
+    for index in range(tasks.size("train")):
+        repeated, once = tasks.task("train", index), plain.task("train", index)
+        assert replace(repeated, notes=()) == replace(once, notes=())
+        for note, short in zip(repeated.notes, once.notes, strict=True):
+            times = {word: tasks.repeats[NOISE.index(word) % len(tasks.repeats)] for word in NOISE}
+            assert note.split() == [word for word in short.split() for _ in range(times.get(word, 1))]
+    assert tasks.distinct(tasks.notes[0]) == plain.distinct(tasks.notes[0])
+    assert tasks.texts == plain.texts
+
+
+def test_noise_of_unequal_length() -> None:
+    tasks = NotesTasks(notes=(3, 3), facts=1, noise=1, repeats=(1, 3), n_train=200, n_heldout=0)
+    notes = {note for index in range(200) for note in tasks.task("train", index).notes}
+    assert {"note rain", "note wind wind wind", "note snow", "note dust dust dust", "note haze"} <= notes
+
+
+def test_without_early_and_repeats_the_tasks_are_those_of_before() -> None:
+    """Tasks of record: runs that were made before there were these dials must stay comparable."""
+    tasks = NotesTasks(seed=1, notes=(5, 22), facts=4, values=8, noise=1, n_train=100_000, n_heldout=2000)
+    assert " ".join(tasks.task("heldout", 0).notes).split("note ")[1:5] == ["snow ", "key5 ", "mist ", "hail "]
+    text = repr([tasks.task(split, index) for split in ("train", "heldout") for index in range(300)])
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "64298ce28b46c691"
+    explicit = replace(tasks, early=1.0, repeats=[1])
+    assert [explicit.task("train", i) for i in range(50)] == [tasks.task("train", i) for i in range(50)]
 
 
 def test_all_chains_of_a_tiny_folder_differ() -> None:
@@ -258,6 +359,16 @@ def test_held_out_tasks_do_not_depend_on_how_many_there_are() -> None:
         ({"facts": 2.0}, "facts must be an integer"),
         ({"values": 1, "updates": 1}, "values must be an integer from 2"),
         ({"noise": -1}, "noise must be an integer from 0"),
+        ({"early": 1.1}, "early is a share from 0 to 1, not 1.1"),
+        ({"early": -0.1}, "early is a share"),
+        ({"repeats": []}, "repeats must be integers from 1 to 1000"),
+        ({"repeats": [1, 0]}, "repeats must be integers from 1"),
+        ({"repeats": [1.5]}, "repeats must be integers"),
+        # Early facts leave fewer places: 2 values of 1 slot in the first of 2 notes, and 15 kinds of noise behind it.
+        (
+            {"facts": 1, "values": 2, "notes": (2, 2), "early": 0.5, "n_train": 31, "n_heldout": 0},
+            "give 30 distinct tasks",
+        ),
         ({"notes": (3, 9)}, r"facts \+ updates = 4 <= fewest"),
         ({"notes": (9, 8)}, "fewest <= most"),
         ({"notes": (5,)}, r"\[fewest, most\]"),

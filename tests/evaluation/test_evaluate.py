@@ -96,6 +96,10 @@ def test_random_streams_follow_the_seed_alone(tasks: NotesTasks, chat: ChatForma
     assert set(streams(tasks, chat, config, 1, "long", n=3)) < set(first)
 
 
+def dials(tasks: NotesTasks) -> dict[str, Any]:
+    return {key: getattr(tasks, key) for key in ("seed", "notes", "facts", "values", "noise", "n_train", "n_heldout")}
+
+
 class Breaking(NotesTasks):
     """Task 2 breaks down whenever it is verified; task 5 only the first time."""
 
@@ -114,13 +118,61 @@ class Breaking(NotesTasks):
 
 
 def test_errors_are_retried_counted_and_never_scored(tasks: NotesTasks, chat: ChatFormat, config: Config) -> None:
-    broken = Breaking(
-        **{key: getattr(tasks, key) for key in ("seed", "notes", "facts", "values", "noise", "n_train", "n_heldout")}
-    )
+    broken = Breaking(**dials(tasks))
     result = measure(broken, Demonstrator(tasks, chat.tokenizer), chat, config, modes=["x4"])["x4"]
     assert (result["pass_at_1"], result["n"]) == (1.0, N - 1)
     assert (result["errors"], result["error_causes"]) == (1, {"OSError: disk full": 1})
     assert result["retried"] == 2
+
+
+class Uneven(NotesTasks):
+    """Some tasks are solved, some are not, some earn a part, some break down: at first, or for good."""
+
+    tried: dict[int, int]
+    verdicts = (1.0, 0.0, "broken", 0.99, 1.0, "once", 2.0, "never made")
+
+    def environment(self, split: str, index: int) -> NotesEnvironment:
+        environment, verdict = super().environment(split, index), self.verdicts[index]
+        tried, self.tried[index] = self.tried.get(index, 0), self.tried.get(index, 0) + 1
+        if verdict == "never made":
+            raise OSError("no such image")
+
+        async def verify() -> Verdict:
+            if verdict == "broken" or (verdict == "once" and not tried):
+                raise OSError("disk full")
+            return Verdict(1.0 if verdict == "once" else float(verdict))
+
+        environment.verify = verify  # type: ignore[method-assign]
+        return environment
+
+
+@pytest.mark.parametrize("concurrency", [1, 3, 100])
+def test_outcomes_are_the_tasks_in_order(tasks: NotesTasks, chat: ChatFormat, config: Config, concurrency: int) -> None:
+    uneven = Uneven(**dials(tasks))
+    sampling = config.sampling.model_copy(update={"concurrency": concurrency})
+    config = config.model_copy(update={"sampling": sampling})
+    for n, expected in ((N, "10-0111-"), (4, "10-0"), (1000, "10-0111-")):
+        seen: list[Rollout] = []
+        uneven.tried = {}
+        results = measure(
+            uneven,
+            Demonstrator(tasks, chat.tokenizer),
+            chat,
+            config,
+            modes=["x1", "x4"],
+            n_tasks=n,
+            on_rollout=seen.append,
+        )
+        # In x1 the expert runs out of room; what it has earned is the verdict all the same.
+        assert results["x4"]["outcomes"] == expected
+        assert results["x4"]["errors"] == expected.count("-")
+        assert results["x4"]["n"] == len(expected) - expected.count("-")
+        solved = expected.count("1") / results["x4"]["n"]
+        assert results["x4"]["pass_at_1"] == pytest.approx(solved)
+        by_task = {r.task_id: "01"[r.reward >= 1] for r in seen if r.id.startswith("x1-")}
+        assert results["x1"]["outcomes"] == "".join(
+            by_task.get(f"notes-heldout-{i}", "-") for i in range(len(expected))
+        )
 
 
 def test_all_tasks_if_there_are_fewer(tasks: NotesTasks, chat: ChatFormat, config: Config) -> None:

@@ -63,6 +63,20 @@ def test_training_contexts_are_the_configured_one_or_those_of_the_modes() -> Non
     assert [(c.max_compactions, c.budget) for c in training_contexts(drawn)] == [(0, 1000), (0, 2000)]
 
 
+def test_a_training_mode_that_this_context_cannot_do_is_refused() -> None:
+    uncompactable = config(max_compactions=0, threshold=50)
+    drawn = parse_config({**uncompactable.model_dump(), "train": {"modes": ["x1", "x3"]}})
+    with pytest.raises(ConfigError, match=r"mode x3 is impossible.*context\.threshold"):
+        training_contexts(drawn)
+
+
+@pytest.mark.parametrize(("mode", "compactions", "budget"), [("x1", 0, 1000), ("x4", 3, 1000), ("2C", 0, 2000)])
+def test_a_mode_is_the_same_in_training_and_in_evaluation(mode: str, compactions: int, budget: int) -> None:
+    drawn = parse_config({**config(max_compactions=5).model_dump(), "train": {"modes": [mode]}})
+    assert training_contexts(drawn) == [for_mode(drawn, mode)]
+    assert (for_mode(drawn, mode).max_compactions, for_mode(drawn, mode).budget) == (compactions, budget)
+
+
 def test_the_longest_window_covers_training_and_evaluation() -> None:
     def longest(train: list[str], evaluation: list[str]) -> int:
         data = config().model_dump()

@@ -124,6 +124,29 @@ def test_a_unit_that_keeps_breaking_down_is_dropped_whole_and_refilled() -> None
     assert collected.ends == {"submitted": 7, "error": 2}
 
 
+def test_a_job_runs_under_its_own_settings_also_when_it_is_tried_again() -> None:
+    """Job 0 has the collection's, job 1 a smaller window, job 2 a larger one that never compacts."""
+    contexts = {1: context(budget=150, max_compactions=1), 2: context(budget=400, max_compactions=0)}
+
+    def jobs() -> Iterator[list[Job]]:
+        for index in range(3):
+            own = contexts.get(index)
+            settings = RolloutSettings(own, LimitsConfig()) if own else None
+            yield [Job("train", index, f"job{index}", 100 + index, settings)]
+
+    def make(index: int, attempt: int) -> ScriptedEnvironment:
+        return broken() if attempt == 1 else ScriptedEnvironment([words(10)], steps=25)
+
+    collected = run(Tasks(make), 3, jobs=jobs(), sampler=ScriptedSampler(["w1 w2"]))
+    assert ids(collected.rollouts) == ["job0-retry1", "job1-retry1", "job2-retry1"]
+    longest = [max(len(window) for window in rollout.windows) for rollout in collected.rollouts]
+    assert longest[0] <= 200 < longest[2] <= 400
+    assert longest[1] <= 150
+    assert [rollout.compactions for rollout in collected.rollouts] == [3, 1, 0]
+    # A step takes about 20 tokens: 25 fit into four windows of 200, not into two of 150 or one of 400.
+    assert [rollout.end for rollout in collected.rollouts] == ["submitted", "budget", "budget"]
+
+
 def test_an_environment_that_cannot_be_made_is_trouble_like_any_other() -> None:
     def make(index: int, attempt: int) -> ScriptedEnvironment:
         if index == 1 or (index == 2 and attempt == 1):

@@ -2,12 +2,17 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import islice, pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compactionrl.config import ContextConfig, LimitsConfig
+from compactionrl.rollout.loop import RolloutSettings
 from compactionrl.training.order import derive, task_order, units
+
+SETTINGS = [RolloutSettings(ContextConfig(max_compactions=n), LimitsConfig()) for n in range(4)]
 
 
 @given(st.integers(1, 30), st.integers(1, 4), st.integers(0, 100))
@@ -29,6 +34,29 @@ def test_every_rollout_has_its_own_id_and_seed() -> None:
     # retries count up from a rollout's seed: streams must be far apart, not merely different
     assert min(b - a for a, b in pairwise(seeds)) > 1000
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+@given(st.integers(1, 30), st.integers(1, 4), st.integers(0, 100), st.integers(1, 4))
+def test_a_group_shares_the_settings_that_it_draws(size: int, group_size: int, seed: int, choices: int) -> None:
+    """The draw depends on the seed and the unit alone: any start gives what would have followed, with the same tasks."""
+    settings = SETTINGS[:choices]
+    drawn = list(islice(units(seed, size, group_size, 0, settings), 60))
+    assert all(len({job.settings for job in unit}) == 1 for unit in drawn)
+    for start in (1, 7, 31):
+        assert list(islice(units(seed, size, group_size, start, settings), 20)) == drawn[start : start + 20]
+    plain = list(islice(units(seed, size, group_size), 60))
+    assert [[replace(job, settings=None) for job in unit] for unit in drawn] == plain
+
+
+def test_settings_are_drawn_evenly_and_apart_from_the_tasks() -> None:
+    drawn = [unit[0].settings for unit in islice(units(3, 10, 1, 0, SETTINGS[:2]), 4000)]
+    assert abs(drawn.count(SETTINGS[0]) - 2000) < 5 * 1000**0.5  # 5 standard deviations
+    # The same task meets both, in other epochs; and neighbours are independent.
+    assert {drawn[epoch * 10] for epoch in range(40)} == set(SETTINGS[:2])
+    changes = sum(a != b for a, b in pairwise(drawn))
+    assert abs(changes - 2000) < 5 * 1000**0.5
+    others = [unit[0].settings for unit in islice(units(4, 10, 1, 0, SETTINGS[:2]), 4000)]
+    assert abs(sum(a == b for a, b in zip(drawn, others, strict=True)) - 2000) < 5 * 1000**0.5
 
 
 def test_epochs_and_runs_are_shuffled_apart() -> None:

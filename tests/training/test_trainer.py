@@ -8,6 +8,7 @@ import signal
 import tomllib
 from collections.abc import Iterator
 from io import StringIO
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from compactionrl.evaluation.evaluate import evaluate
 from compactionrl.rollout.collect import CollectionError
 from compactionrl.training.learner import Learner
 from compactionrl.training.optimiser import TrainingError
-from compactionrl.training.order import task_order
+from compactionrl.training.order import task_order, units
 from compactionrl.training.records import read_rollouts
 from compactionrl.training.run_folder import RunFolder
 from compactionrl.training.trainer import Trainer
@@ -296,6 +297,98 @@ def test_what_is_sampled_and_what_is_trained_have_one_temperature(tmp: Path) -> 
     found = [line for line in metrics(tmp / "run") if line["phase"] == "train"]
     assert [line["ratio/mean"] for line in found] == pytest.approx([1, 1], abs=1e-4)
     assert [line["ratio/max"] for line in found] == pytest.approx([1, 1], abs=1e-3)
+
+
+def drawn_modes(tmp: Path, **options: Any) -> Config:
+    """Rollouts of enough turns to need three windows of 96 tokens; which end by their budget in x1 and 2C."""
+    options = {"train__modes": ["x1", "x4"], "environment__options": {"turns": 9}, **options}
+    return tiny_config(tmp, train__rollouts_per_step=8, **options)
+
+
+def compactions_by_unit(folder: Path, name: str) -> dict[int, list[int]]:
+    """Of each rollout of a batch, by its unit: the number of its group."""
+    found: dict[int, list[int]] = {}
+    for rollout in read_rollouts(folder / "run" / "rollouts" / f"{name}.parquet"):
+        found.setdefault(int(rollout.id.split("-")[1]), []).append(rollout.compactions)
+        assert max(len(window) for window in rollout.windows) <= 96
+    return found
+
+
+def test_rollouts_of_a_group_share_the_mode_that_it_draws(tmp: Path) -> None:
+    """Both modes occur, in value pretraining too, each as `order.units` says; a resumed run draws the same."""
+    options = {"train__steps": 3, "train__group_size": 2, "evaluation__every": 0}
+    train(drawn_modes(tmp, **options))
+    names = ["value-000001", "value-000002", "step-000001", "step-000002", "step-000003"]
+    found = {unit: c for name in names for unit, c in compactions_by_unit(tmp, name).items()}
+    contexts = ["x1", "x4"]
+    expected = [unit[0].settings for unit in islice(units(5, 1000, 2, 0, contexts), 20)]  # type: ignore[arg-type]
+    assert sorted(found) == list(range(20))
+    assert set(expected) == {"x1", "x4"}
+    for unit, mode in enumerate(expected):
+        assert len(found[unit]) == 2
+        assert (max(found[unit]) == 0) if mode == "x1" else (min(found[unit]) > 0), (unit, mode)
+    parts = [line for line in metrics(tmp / "run") if line["phase"] == "train"]
+    for number, line in enumerate(parts):
+        batch = [count for unit in range(8 + 4 * number, 12 + 4 * number) for count in found[unit]]
+        assert line["rollout/compactions"] == pytest.approx(sum(batch) / 8)
+        assert line["rollout/compacted/n"] == sum(count > 0 for count in batch)
+        counts = {k.removeprefix("tokens/"): v for k, v in line.items() if k.startswith("tokens/")}
+        assert counts.pop("sampled") == sum(counts.values())
+
+
+def test_a_resumed_run_draws_the_same_modes(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"train__steps": 3, "evaluation__every": 0}
+    train(drawn_modes(tmp, run__folder=str(tmp / "whole" / "run"), **options))
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, Learner, "update_policy", 1)
+        finished, _ = train(drawn_modes(tmp, **options))
+    assert not finished
+    assert train(drawn_modes(tmp, **options), resume=True)[0]
+    assert metrics(tmp / "run") == metrics(tmp / "whole" / "run")
+    for name in ("step-000002", "step-000003"):
+        assert compactions_by_unit(tmp, name) == compactions_by_unit(tmp / "whole", name)
+    weights = [
+        (folder / "run/checkpoints/step-000003/policy/model.safetensors").read_bytes()
+        for folder in (tmp, tmp / "whole")
+    ]
+    assert weights[0] == weights[1]
+
+
+def test_one_window_of_twice_the_budget_is_filled_and_never_compacts(tmp: Path) -> None:
+    """As evaluated in 2C; the sampler has room for it, also where the evaluation needs less."""
+    options = {"train__modes": ["2C"], "evaluation__modes": ["x1"], "environment__options": {"turns": 40}}
+    train(drawn_modes(tmp, train__steps=1, train__value_pretraining_steps=1, **options))
+    for name in ("value-000001", "step-000001"):
+        rollouts = read_rollouts(tmp / "run" / "rollouts" / f"{name}.parquet")
+        assert {len(rollout.windows) for rollout in rollouts} == {1}
+        assert {rollout.end for rollout in rollouts} == {"budget"}
+        lengths = [len(rollout.windows[0]) for rollout in rollouts]
+        # A step takes at most 12 tokens of response, its frame, and an observation of 8 words: the rest was too short.
+        assert all(2 * 96 - 40 < length <= 2 * 96 for length in lengths)
+    (line,) = (line for line in metrics(tmp / "run") if line["phase"] == "train")
+    assert (line["rollout/compactions"], line["rollout/ends/budget"], line["rollout/n"]) == (0, 8, 8)
+    assert line["tokens/trained"] == line["tokens/sampled"]
+    assert line["ratio/mean"] == pytest.approx(1, abs=1e-4)
+
+
+def test_a_training_mode_that_the_model_or_the_context_cannot_do_is_refused(tmp: Path) -> None:
+    with pytest.raises(ConfigError, match=r"context.budget.*512 positions.*train\.modes"):
+        Trainer(tiny_config(tmp, train__modes=["6C"]))
+    off = {"context__max_compactions": 0, "context__threshold": 10, "evaluation__modes": ["x1"]}
+    with pytest.raises(ConfigError, match="mode x2 is impossible"):
+        Trainer(tiny_config(tmp, train__modes=["x1", "x2"], **off))
+    assert not (tmp / "run").exists()
+
+
+def test_a_batch_tells_its_processor_time(reference: Path) -> None:
+    lines = [json.loads(line) for line in (reference / "run" / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        if line["phase"] == "eval":
+            assert not any("time/" in key for key in line)
+        else:
+            prefix = "pretraining/" if line["phase"] == "value" else ""
+            assert line[f"{prefix}time/cpu"] > 0
+            assert line[f"{prefix}time/total"] >= line[f"{prefix}time/collect"]
 
 
 def test_group_estimator_has_no_critic_and_no_pretraining(tmp: Path) -> None:

@@ -17,10 +17,11 @@ WORDS = "go on say more you summarise again later red green blue"
 
 
 class Chatter:
-    """Four turns of chat; the reward is 1 if an even number of characters was said."""
+    """A few turns of chat; the reward is 1 if an even number of characters was said."""
 
-    def __init__(self, index: int, broken: bool) -> None:
+    def __init__(self, index: int, broken: bool, most: int) -> None:
         self.index = index
+        self.most = most
         self.broken = broken
         self.said = ""
         self.turns = 0
@@ -33,7 +34,7 @@ class Chatter:
     async def step(self, response: Response) -> Observation:
         self.said += response.text + response.thinking
         self.turns += 1
-        return Observation("go on say more red green blue", done=self.turns == 4)
+        return Observation("go on say more red green blue", done=self.turns == self.most)
 
     async def verify(self) -> Verdict:
         return Verdict(float(len(self.said) % 2 == 0), {"said": len(self.said)})
@@ -43,13 +44,14 @@ class Chatter:
 
 
 class ChatterTasks:
-    """A TaskSet of `size` tasks a split; those in `broken` always break down."""
+    """A TaskSet of `size` tasks a split, of so many turns; those in `broken` always break down."""
 
-    def __init__(self, size: int = 1000, broken: tuple[int, ...] = (), heldout: int = 8) -> None:
+    def __init__(self, size: int = 1000, broken: tuple[int, ...] = (), heldout: int = 8, turns: int = 4) -> None:
         if size < 1:
             raise ValueError("size must be positive")
         self.sizes = {"train": size, "heldout": heldout}
         self.broken = broken
+        self.turns = turns
 
     def size(self, split: str) -> int:
         return self.sizes[split]
@@ -58,7 +60,7 @@ class ChatterTasks:
         return f"{split}-{index}"
 
     def environment(self, split: str, index: int) -> Chatter:
-        return Chatter(index, split == "train" and index in self.broken)
+        return Chatter(index, split == "train" and index in self.broken, self.turns)
 
 
 def make_base(folder: Path) -> Path:

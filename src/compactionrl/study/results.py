@@ -14,7 +14,7 @@ from compactionrl.training.atomic import write_file
 
 FORMAT = 1
 Ledger = dict[str, Any]
-"""format, settings, variants, sessions, cells: see docs/study.json."""
+"""format, settings, variants, planned, sessions, cells: see docs/study.json."""
 
 
 class Results:
@@ -24,6 +24,7 @@ class Results:
         self.path = path
         self.ledger: Ledger = read_ledger(path) if path.exists() else {"format": FORMAT, "sessions": [], "cells": {}}
         self.check(cells)
+        self.ledger["planned"] = sorted({*self.ledger.get("planned", ()), *(cell.key for cell in cells)})
         self.ledger["settings"] = {**self.ledger.get("settings", {}), **{s.name: s.header() for s in settings}}
         windows = {name: header["windows"] for name, header in self.ledger["settings"].items()}
         self.ledger["variants"] = [
@@ -75,11 +76,10 @@ class Results:
             **result,
         }
 
-    def begin_session(self, started: str, jobs: int) -> dict[str, Any]:
-        """A sitting: how long it took, side by side, and which cells it finished."""
-        session = {"started": started, "seconds": 0.0, "jobs": jobs, "cells": []}
-        self.ledger["sessions"].append(session)
-        return session
+    def add_session(self, session: dict[str, Any]) -> None:
+        """A sitting that has finished a cell: when it began, how many run side by side, seconds until its latest cell."""
+        if all(session is not other for other in self.ledger["sessions"]):
+            self.ledger["sessions"].append(session)
 
     def save(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -66,7 +66,8 @@ class Runner:
         On KeyboardInterrupt the running cells write a checkpoint, then it is raised again.
         """
         started = time.monotonic()
-        session = self.results.begin_session(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", self.jobs)
+        now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+        session: dict[str, Any] = {"started": now, "seconds": 0.0, "jobs": self.jobs, "cells": []}
         try:
             self.adopt(session)
             while self.running or self.next_cell():
@@ -155,6 +156,7 @@ class Runner:
 
     def record(self, cell: Cell, result: dict[str, Any], session: dict[str, Any]) -> None:
         session["cells"].append(cell.key)
+        self.results.add_session(session)
         self.results.record(cell, result)
         self.board.finished(cell, self.results.ledger["cells"][cell.key])
 

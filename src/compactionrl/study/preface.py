@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from compactionrl.config import EnvironmentConfig, put
-from compactionrl.study.grid import PACKAGED, QUICK, SWAP
+from compactionrl.study.grid import PACKAGED, QUICK
 from compactionrl.study.markdown import escape, table
 
 Ledger = Mapping[str, Any]
@@ -114,24 +114,15 @@ def is_quick(ledger: Ledger) -> bool:
 
 
 def planned(ledger: Ledger) -> set[str]:
-    """Keys of the cells that the study consists of: those that the ledger plans, and what makes the finished ones a grid.
-
-    That is every arm of the paper on every seed that one of them has run on, in every setting; arms beyond the paper only
-    where one of them has run.
-    """
-    beyond = {one["name"]: one["extra"] for one in ledger["variants"]} | {SWAP: False}
-    keys = {*ledger.get("planned", ()), *ledger["cells"]}
-    for setting in ledger["settings"]:
-        for arm, extra in beyond.items():
-            keys |= {f"{setting}/{arm}/{seed}" for seed in seeds(ledger, extra, setting if extra else None)}
-    return keys
+    """Keys of the cells that the study consists of, finished or not."""
+    return {*ledger.get("planned", ()), *ledger["cells"]}
 
 
-def seeds(ledger: Ledger, extra: bool, setting: str | None = None) -> list[int]:
-    """Seeds on which some arm of the paper, or some extra arm, has finished or is to run, in one setting or in any."""
-    kind = {one["name"] for one in ledger["variants"] if one["extra"] == extra}
-    keys = [key.rsplit("/", 2) for key in (*ledger.get("planned", ()), *ledger["cells"])]
-    return sorted({int(seed) for where, arm, seed in keys if arm in kind and setting in (None, where)})
+def seeds(ledger: Ledger, *, extra: bool) -> list[int]:
+    """Seeds of the paper's arms, or of the extra ones."""
+    arms = {one["name"] for one in ledger["variants"] if one["extra"] == extra}
+    keys = [key.rsplit("/", 2) for key in planned(ledger)]
+    return sorted({int(seed) for _, arm, seed in keys if arm in arms})
 
 
 def by_arm(keys: Iterable[str]) -> list[str]:
@@ -154,12 +145,12 @@ def span(numbers: list[int]) -> str:
 
 def command(ledger: Ledger) -> str:
     """What has to be typed to make the same study."""
-    extra, quick = seeds(ledger, True), is_quick(ledger)
+    extra, quick = seeds(ledger, extra=True), is_quick(ledger)
     changed = {key: value for header in ledger["settings"].values() for key, value in changes(header["toml"]).items()}
     words = ["compactionrl", "study"]
     for name in ledger["settings"]:
         words += ["--setting", name if (PACKAGED / f"{name}.toml").is_file() else f"{name}.toml"]
-    words += ["--seeds", str(len(seeds(ledger, False)))] + ["--extra"] * bool(extra) + ["--quick"] * quick
+    words += ["--seeds", str(len(seeds(ledger, extra=False)))] + ["--extra"] * bool(extra) + ["--quick"] * quick
     for key, value in changed.items():
         if not (quick and QUICK.get(key) == value):
             words += [f"--{key}", value if isinstance(value, str) else json.dumps(value)]
@@ -186,7 +177,7 @@ def code(text: str) -> str:
 
 def repetitions(ledger: Ledger) -> str:
     """The seeds of the paper's arms and of the others."""
-    found = {"the paper's arms": seeds(ledger, False), "those beyond the paper": seeds(ledger, True)}
+    found = {"the paper's arms": seeds(ledger, extra=False), "those beyond the paper": seeds(ledger, extra=True)}
     return "; ".join(f"{kind} on {span(numbers)}" for kind, numbers in found.items() if numbers) or "none yet"
 
 

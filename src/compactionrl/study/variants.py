@@ -48,7 +48,9 @@ VARIANTS = (
     Variant("lambda-window", "lambda from the window's length", fixed(lambda_length="window"), extra=True),
     Variant("coupled-lambda", "the critic's lambda is the policy's", fixed(critic_lambda="policy"), extra=True),
     Variant("group", "group-relative, no critic", fixed(estimator="group", group_size=8), extra=True),
-    Variant("robust", "compaction on or off, drawn per rollout", lambda n: {"train.modes": ["x1", f"x{n}"]}, extra=True),
+    Variant(
+        "robust", "compaction on or off, drawn per rollout", lambda n: {"train.modes": ["x1", f"x{n}"]}, extra=True
+    ),
 )
 """In the order of the report; `extra` ones go beyond the paper."""
 

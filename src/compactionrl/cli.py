@@ -18,7 +18,7 @@ from compactionrl.config import Config, ConfigError, load_config
 T = TypeVar("T")
 OVERRIDE = re.compile(r"--([A-Za-z_]\w*(?:\.[\w-]+)+)(?:=(.*))?", re.DOTALL)
 SETTINGS = ["plain", "hard"]
-EXTRAS = {"torch", "transformers", "safetensors", "pyarrow", "matplotlib", "tensorboard"}
+EXTRAS = {"PIL", "markdown_it", "torch", "transformers", "safetensors", "pyarrow", "matplotlib", "tensorboard"}
 
 app = typer.Typer(
     add_completion=False,

@@ -131,7 +131,10 @@ def variant_of(name: str, title: str, settings: Sequence[str]) -> dict[str, Any]
         "title": title,
         "extra": name not in PAPER_ARMS,
         "trained_in": {setting: TRAINED_IN.get(name, "x{n}").format(n=WINDOWS[setting]) for setting in settings},
-        "changes": {} if name in ("base", "full") else {f"train.{name.replace('-', '_')}": True},
+        "changes": {
+            setting: {} if name in ("base", "full") else {f"train.{name.replace('-', '_')}": True}
+            for setting in settings
+        },
     }
 
 

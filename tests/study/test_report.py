@@ -261,7 +261,7 @@ def test_any_setting_can_be_reported(tmp_path: Path) -> None:
 def test_hostile_text_stays_text(tmp_path: Path) -> None:
     cells = {f"plain/{name}/1": cell("plain", name, 1, OUTCOMES) for name in ("full", "base", "robust")}
     ledger = ledger_of(cells, titles=dict.fromkeys(TITLES, HOSTILE))
-    ledger["variants"][1]["changes"] = {HOSTILE: HOSTILE}
+    ledger["variants"][1]["changes"] = {"plain": {HOSTILE: HOSTILE}}
     ledger["settings"]["plain"]["toml"] = f"# {HOSTILE}\n[environment]\ntasks = {json.dumps(HOSTILE)}\n"
     (tmp_path / DISCUSSION).write_text(
         f"<img src=x onerror=alert(1)>\n\n{HOSTILE}\n\n<!-- -->\n\n[good](https://example.org)\n"
@@ -347,3 +347,13 @@ def test_words_for_seeds() -> None:
 def test_an_anchor_is_formed_as_code_hosts_do() -> None:
     assert anchor("What of the paper holds") == "what-of-the-paper-holds"
     assert anchor("Tables 2, 3 (in kind)") == "tables-2-3-in-kind"
+
+
+def test_an_arm_that_depends_on_the_setting_shows_each_of_its_changes_once() -> None:
+    ledger = synthetic_ledger(seeds=1, extra_seeds=1, tasks=4)
+    robust = next(one for one in ledger["variants"] if one["name"] == "robust")
+    robust["changes"] = {"plain": {"train.modes": ["x1", "x4"]}, "hard": {"train.modes": ["x1", "x8"]}}
+    row = next(line for line in report(ledger, []).splitlines() if line.startswith(f"| {robust['title']} | `train"))
+    assert '`train.modes = ["x1", "x4"]` or `train.modes = ["x1", "x8"]`' in row
+    full = next(line for line in report(ledger, []).splitlines() if "| the paper's |" in line and "segment" in line)
+    assert " or " not in full

@@ -73,7 +73,7 @@ def test_the_ledger_describes_settings_and_arms(tmp_path: Path) -> None:
     assert [entry["name"] for entry in ledger["variants"]] == [one.name for one in VARIANTS]
     robust = ledger["variants"][-1]
     assert robust["trained_in"] == {"tiny": "x1 or x4"}
-    assert robust["changes"] == {"train.modes": ["x1", "x4"]}
+    assert robust["changes"]["tiny"] == {"train.modes": ["x1", "x4"]}
     assert robust["extra"]
     assert ledger["variants"][0]["trained_in"] == {"tiny": ""}
 

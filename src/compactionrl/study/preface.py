@@ -60,11 +60,15 @@ def warnings(ledger: Ledger) -> list[str]:
 
 
 def arms_table(ledger: Ledger) -> str:
-    """What each arm changes."""
+    """What each arm changes, in every setting where these differ."""
+
+    def listed(changes: Mapping[str, Any]) -> str:
+        return ", ".join(code(f"{key} = {json.dumps(value)}") for key, value in changes.items())
+
     rows = (
         [
             escape(one["title"]),
-            ", ".join(code(f"{key} = {json.dumps(value)}") for key, value in one["changes"].items()),
+            " or ".join(dict.fromkeys(map(listed, one["changes"].values()))),
             "beyond the paper" if one["extra"] else "the paper's",
         ]
         for one in ledger["variants"]

@@ -33,7 +33,7 @@ class Results:
                 "title": one.title,
                 "extra": one.extra,
                 "trained_in": {name: one.trained_in(n) for name, n in windows.items()},
-                "changes": one.changes(max(windows.values())),
+                "changes": {name: one.changes(n) for name, n in windows.items()},
             }
             for one in VARIANTS
         ]

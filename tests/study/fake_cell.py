@@ -1,6 +1,7 @@
 """Stands in for `compactionrl.study.cell`, without torch: `fake_cell.py CONTROL FOLDER`.
 
-CONTROL/plan.json says what becomes of a cell, by its key: {"ticks": 3, "exit": 1, "result": false, "deaf": true, ...}.
+CONTROL/plan.json says what becomes of a cell, by its key: {"ticks": 3, "exit": 1, "result": false, "late exit": 1,
+"deaf": true, "value": 7, "base": "x"}.
 CONTROL/events gets a line at the start and at the end of each process. A cell works in ticks and keeps count of them on
 disk, goes on with the next one when it is started again, and stops when its stdin ends, all as the real one does.
 """
@@ -51,6 +52,8 @@ def main(control: Path, folder: Path) -> None:
             policy_of(spec, folder).mkdir(parents=True, exist_ok=True)
         if plan.get("result", True):
             write(folder / "result.json", json.dumps(result(key, plan)))
+        if "late exit" in plan:
+            leave("failed", plan["late exit"])
         event("end")
 
 

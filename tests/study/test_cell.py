@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +17,9 @@ from study_fakes import tiny
 
 from compactionrl.build import DEMO
 from compactionrl.config import Config, load_config, parse_config
+from compactionrl.evaluation.report import read_metrics
 from compactionrl.measure import measure
-from compactionrl.study.cell import CURVES, compress, explained_variance, run_cell, run_swap, training_seconds
+from compactionrl.study.cell import CURVES, STOPPED, compress, explained_variance, run_cell, run_swap, training_seconds
 from compactionrl.study.grid import Cell
 from compactionrl.training.atomic import describe
 from compactionrl.training.records import read_rollouts
@@ -144,6 +149,34 @@ def test_a_finished_run_that_is_asked_for_again_comes_out_the_same(trained: tupl
     metrics = (folder / "metrics.jsonl").read_bytes()
     assert {**run_cell(folder), "seconds": 0} == {**result, "seconds": 0}
     assert (folder / "metrics.jsonl").read_bytes() == metrics
+
+
+def test_a_cell_stops_with_a_checkpoint_when_its_parent_is_gone(
+    trained: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    """Long before its end, however the parent died: all that it notices is that its stdin ends."""
+    done = parse_config(json.loads((trained[0] / "cell.json").read_text())["config"]).model_dump()
+    done["run"]["folder"], done["train"]["steps"] = str(tmp_path / "tiny/full/1"), 100_000
+    cell = Cell(tiny(), "full", 1)
+    folder = prepared(tmp_path, cell, parse_config(done))
+    source = Path(__file__).parents[2] / "src"
+    with (folder / "log.txt").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "compactionrl.study.cell", str(folder)],
+            env=os.environ | {"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+        )
+    metrics = folder / "metrics.jsonl"
+    while process.poll() is None and not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 2):
+        time.sleep(0.01)
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(timeout=300) == STOPPED, (folder / "log.txt").read_text()
+    assert not (folder / "result.json").exists()
+    updates = [line for line in read_metrics(metrics) if line["phase"] == "train"]
+    assert (folder / "checkpoints" / f"step-{len(updates):06}").is_dir()
 
 
 def test_every_curve_is_drawn_from_a_figure_that_training_logs(tmp_path: Path) -> None:

@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from study_fakes import TINY, tiny
 
-from compactionrl.config import ConfigError
+from compactionrl.config import Config, ConfigError, TrainConfig
+from compactionrl.evaluation import modes
 from compactionrl.evaluation.modes import training_contexts
+from compactionrl.study import grid as grid_module
 from compactionrl.study.grid import PACKAGED, Cell, Setting, check, grid, load_setting
 from compactionrl.study.variants import VARIANTS
 
@@ -175,6 +177,20 @@ def test_places_names_and_defaults_written_out_change_nothing(tmp_path: Path) ->
     other = load_setting(str(tmp_path / "other.toml"), {"evaluation.final_tasks": 8})
     assert other.name == "other"
     assert fingerprints(other) == fingerprints(tiny())
+
+
+def test_a_key_that_is_new_changes_nothing_where_it_stands_at_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    class WiderTrain(TrainConfig):
+        novelty: int = 3
+
+    class Wider(Config):
+        train: WiderTrain
+
+    before = fingerprints(tiny())
+    for reader in (grid_module, modes):
+        monkeypatch.setattr(reader, "parse_config", Wider.model_validate)
+    assert Cell(tiny(), "full", 1).config().train.novelty == 3  # type: ignore[attr-defined]
+    assert fingerprints(tiny()) == before
 
 
 def test_another_process_finds_the_same_fingerprint() -> None:

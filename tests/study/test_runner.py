@@ -124,6 +124,18 @@ def test_a_killed_cell_is_a_broken_one_and_goes_on_where_it_was(study: Study, mo
     assert study.recorded()["tiny/full/1"]["evaluation"]
 
 
+def test_a_cell_that_fails_behind_its_result_is_reported_and_taken_up_later(study: Study) -> None:
+    """The result is written last, and whole: what went wrong then, went wrong behind it."""
+    study.plan(**{"tiny/base/1": {"late exit": 1}})
+    assert not study.run()
+    assert {key for key in study.recorded() if key.endswith("/1")} == set()
+    assert "tiny/base/1: broke down with exit code 1" in study.said
+    study.plan()
+    assert study.run()
+    assert study.events("tiny/base/1") == ["start", "failed"]
+    assert set(study.recorded()) == KEYS
+
+
 # What a machine lacks
 
 
@@ -161,6 +173,14 @@ def test_part_of_a_run_is_missing(study: Study, lost: str) -> None:
     key = "/".join(lost.split("/")[:3])
     assert study.events(key) == ["start", "end"] * 2
     assert not set(study.events()) & {f"no policy {key}" for key in KEYS}
+
+
+def test_a_result_of_before_is_not_that_of_a_cell_that_is_run_again(study: Study) -> None:
+    Study(study.folder, CELLS[:1]).run()
+    shutil.rmtree(study.runs / "tiny/base/1/base")
+    study.plan(**{"tiny/base/1": {"result": False}})
+    assert not study.run()
+    assert "tiny/base/1: broke down with exit code 0" in study.said
 
 
 @pytest.mark.parametrize("change", [{"value": 1}, {"base": "another"}])

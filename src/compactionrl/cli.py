@@ -150,7 +150,10 @@ def finish(run: Callable[[], bool]) -> None:
         raise typer.Exit(130)
 
 
-def guarded(run: Callable[[], T]) -> T:
+GO_ON = "make room or choose another run.folder. What is in checkpoints/ is whole: --resume goes on from it"
+
+
+def guarded(run: Callable[[], T], remedy: str = GO_ON) -> T:
     """What `run` returns; trouble of tasks, updates and disks ends with one message."""
     from compactionrl.rollout.collect import CollectionError
     from compactionrl.training.optimiser import TrainingError
@@ -160,9 +163,7 @@ def guarded(run: Callable[[], T]) -> T:
     except (CollectionError, TrainingError) as error:
         fail(str(error))
     except OSError as error:
-        fail(
-            f"{error}; make room or choose another run.folder. What is in checkpoints/ is whole: --resume goes on from it"
-        )
+        fail(f"{error}; {remedy}")
 
 
 @app.command("eval")
@@ -247,7 +248,8 @@ def study(
             output=output or runs,
             runs=runs,
             console=Console(),
-        )
+        ),
+        "make room, or choose another --output and --runs. What is finished is kept: the same command goes on",
     )
     if not finished:
         raise typer.Exit(1)

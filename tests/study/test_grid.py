@@ -42,6 +42,7 @@ def test_each_declared_cell_once_and_none_before_what_it_needs(count: int, seeds
     expected = {
         f"s{s}/{name}/{seed}" for s in range(count) for name in [*PAPER, "swap"] for seed in range(1, seeds + 1)
     }
+    expected |= {f"s{s}/perfect/1" for s in range(count)}
     if extra:
         expected |= {f"s{s}/{name}/{k}" for s in range(count) for name in EXTRA for k in range(1, min(seeds, 3) + 1)}
     keys = [cell.key for cell in cells]
@@ -54,7 +55,8 @@ def test_each_declared_cell_once_and_none_before_what_it_needs(count: int, seeds
 def test_the_papers_arms_come_first_setting_by_setting_and_seed_by_seed() -> None:
     cells = grid([named("a"), named("b")], 4, extra=True)
     names = ["a/1", "a/2", "a/3", "a/4", "b/1", "b/2", "b/3", "b/4"]
-    paper, extras = cells[: 8 * 8], cells[8 * 8 :]
+    paper, perfect, extras = cells[: 8 * 8], cells[8 * 8 : 8 * 8 + 2], cells[8 * 8 + 2 :]
+    assert [cell.key for cell in perfect] == ["a/perfect/1", "b/perfect/1"], "a script plays the same on every seed"
     assert [f"{cell.setting.name}/{cell.seed}" for cell in paper] == [name for name in names for _ in range(8)]
     assert {cell.name for cell in paper} == {*PAPER, "swap"}
     assert {cell.name for cell in extras} == set(EXTRA)
@@ -67,6 +69,7 @@ def test_what_a_cell_needs_is_of_its_own_setting_and_seed() -> None:
 
     assert needs("base") == []
     assert all(needs(name) == ["a/base/3"] for name in ALL if name not in ("base", "swap"))
+    assert needs("perfect") == ["a/base/3"]
     assert sorted(needs("swap")) == ["a/base/3", "a/full/3", "a/no-summary/3"]
 
 
@@ -299,3 +302,15 @@ def test_two_settings_of_one_name_are_refused(tmp_path: Path) -> None:
     for overrides in ({}, {"train.alpha": 2.0}):
         with pytest.raises(ConfigError, match=r"two files are called tiny\.toml"):
             check(grid([tiny(), load_setting(str(tmp_path / "tiny.toml"), overrides)], 1, extra=False))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"evaluation.final_tasks": 65}, "final_tasks is 65, but there are 64 held-out tasks"),
+        ({"evaluation.modes": ["x1", "x4", "long"]}, "such as 4C, in place of long"),
+    ],
+)
+def test_what_would_only_fail_after_all_the_work_is_refused_before_it(overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_setting(str(TINY), overrides)

@@ -16,7 +16,7 @@ from study_fakes import TINY, tiny
 
 from compactionrl.config import ConfigError
 from compactionrl.study.grid import Cell, Setting, grid, load_setting
-from compactionrl.study.results import Results, read_ledger, render
+from compactionrl.study.results import EMPTY, Results, read_ledger, render
 from compactionrl.study.variants import VARIANTS
 
 
@@ -68,6 +68,7 @@ def test_the_ledger_describes_settings_and_arms(tmp_path: Path) -> None:
             "rollouts_per_step": 8,
             "steps": 3,
             "toml": TINY.read_text(),
+            "config": tiny().config.model_dump(mode="json"),
         }
     }
     assert [entry["name"] for entry in ledger["variants"]] == [one.name for one in VARIANTS]
@@ -98,7 +99,7 @@ def test_cells_of_other_settings_are_refused_and_stay(tmp_path: Path) -> None:
     path = tmp_path / "study.json"
     opened(path).record(FULL, result())
     before = path.read_bytes()
-    with pytest.raises(ConfigError, match=r"study\.json holds tiny/full/1 with other settings.*--output"):
+    with pytest.raises(ConfigError, match=r"study\.json holds the setting tiny with another train\.alpha.*--output"):
         opened(path, tiny(train__alpha=2.0))
     assert path.read_bytes() == before
     assert opened(path).finished(FULL)
@@ -176,7 +177,10 @@ def test_a_disk_that_is_full_leaves_the_ledger_as_it_was(tmp_path: Path, monkeyp
         (b"[]", "is not the record of a study"),
         (b'{"cells": {}}', "is not the record of a study"),
         (b'{"format": 2, "cells": {}}', "is not the record of a study"),
-        (b'{"format": 1}', "is not the record of a study"),
+        (b'{"format": 1}', "is damaged at settings, variants, sessions, cells"),
+        (EMPTY.replace('"cells": {}', '"cells": []').encode(), "is damaged at cells"),
+        (EMPTY.replace('"cells": {}', '"cells": {"tiny/full/1": {}}').encode(), "is damaged at tiny/full/1"),
+        (EMPTY.replace('"cells": {}', '"cells": {"tiny/full/1": null}').encode(), "is damaged at tiny/full/1"),
     ],
 )
 def test_another_file_is_refused_and_not_overwritten(tmp_path: Path, content: bytes, message: str) -> None:
@@ -216,3 +220,18 @@ def test_a_new_cell_is_one_new_line(tmp_path: Path) -> None:
         assert len(after) == len(before) + 1
         assert set(before) < set(after)
     assert read_ledger(path) == results.ledger
+
+
+def test_a_changed_default_is_noticed_and_a_new_key_is_not(tmp_path: Path) -> None:
+    """What a finished cell does not state in its fingerprint, the setting's whole configuration does."""
+    path = tmp_path / "study.json"
+    results = opened(path)
+    results.record(FULL, result())
+    config = results.ledger["settings"]["tiny"]["config"]
+    del config["train"]["value_clip"]  # the key did not exist then
+    results.save()
+    opened(path)
+    config["train"]["clip_high"] = 0.3
+    results.save()
+    with pytest.raises(ConfigError, match=r"tiny with another train\.clip_high"):
+        opened(path)

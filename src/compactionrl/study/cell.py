@@ -65,6 +65,7 @@ def run_cell(folder: Path) -> Result:
         "base": lambda: run_base(config, base),
         "train": lambda: run_training(config, folder),
         "swap": lambda: run_swap(config, policies),
+        "perfect": lambda: run_perfect(config, base),
     }
     result = kinds[spec["kind"]]()
     return {"base": describe(base / "model.safetensors")["sha256"], **result}
@@ -137,6 +138,24 @@ def run_swap(config: Config, policies: Mapping[str, Path]) -> Result:
                 )
                 found[f"{executor}/{name}"] = compress(asyncio.run(work)[mode])
     return {"evaluation": found, "seconds": seconds}
+
+
+def run_perfect(config: Config, base: Path) -> Result:
+    """A scripted player that forgets nothing, in every mode. `base` lends its tokenizer alone."""
+    tasks, chat = build.build_tasks(config), build.build_chat(config, base)
+    settings = config.evaluation
+    with stopwatch() as seconds:
+        work = evaluate(
+            tasks,
+            scripted(config, tasks, chat.tokenizer.base, 0.0),
+            chat,
+            config,
+            modes=settings.modes,
+            n_tasks=settings.final_tasks,
+            seed=settings.seed,
+        )
+        results = asyncio.run(work)
+    return {"evaluation": {mode: compress(result) for mode, result in results.items()}, "seconds": seconds}
 
 
 def scripted(config: Config, tasks: Any, tokenizer: Any, forget: float) -> Sampler:

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from compactionrl.build import build_tasks
 from compactionrl.config import Config, ConfigError, load_config, parse_config, put
 from compactionrl.evaluation.modes import longest_window
 from compactionrl.study.variants import BASE, FULL, UNTRAINED, VARIANTS, variant
 
-Kind = Literal["base", "train", "swap"]
-SWAP = "swap"
+Kind = Literal["base", "train", "swap", "perfect"]
+SWAP, PERFECT = "swap", "perfect"
 PACKAGED = Path(__file__).parent
 OWN = {
     "run.folder": "use --runs",
@@ -65,12 +66,15 @@ class Setting:
             "rollouts_per_step": c.train.rollouts_per_step,
             "steps": c.train.steps,
             "toml": self.toml,
+            "config": c.model_dump(mode="json"),
         }
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One variant on one seed of one setting; or, with the name "swap", its policies with each other's summaries."""
+    """One variant on one seed of one setting. Two names are no variants: "swap", its policies with each other's summaries,
+    and "perfect", a scripted player that forgets nothing: what the tasks and the windows allow.
+    """
 
     setting: Setting
     name: str
@@ -82,12 +86,13 @@ class Cell:
 
     @property
     def kind(self) -> Kind:
-        return "base" if self.name == BASE else "swap" if self.name == SWAP else "train"
+        kinds: dict[str, Kind] = {BASE: "base", SWAP: "swap", PERFECT: "perfect"}
+        return kinds.get(self.name, "train")
 
     @property
     def needs(self) -> list[Cell]:
         """The cells whose policies this one starts from."""
-        names = {"base": (), "train": (BASE,), "swap": (BASE, FULL, UNTRAINED)}[self.kind]
+        names = {"base": (), "train": (BASE,), "swap": (BASE, FULL, UNTRAINED), "perfect": (BASE,)}[self.kind]
         return [Cell(self.setting, name, self.seed) for name in names]
 
     def config(self, root: Path = Path("runs")) -> Config:
@@ -147,6 +152,10 @@ def load_setting(name: str, overrides: Mapping[str, Any], *, quick: bool = False
         raise ConfigError(
             f"{path}: evaluation.modes must hold x1 and {compacting} (context.max_compactions + 1 windows)"
         )
+    if "long" in config.evaluation.modes:
+        raise ConfigError(f"{path}: evaluation.modes: say how long a window is, such as 4C, in place of long")
+    if (size := build_tasks(config).size("heldout")) < (wanted := config.evaluation.final_tasks):
+        raise ConfigError(f"{path}: evaluation.final_tasks is {wanted}, but there are {size} held-out tasks")
     text = path.read_text()
     if changed := {**(QUICK if quick else {}), **overrides}:
         lines = "\n".join(f"# {key} = {json.dumps(value)}" for key, value in changed.items())
@@ -163,11 +172,12 @@ def grid(settings: Sequence[Setting], seeds: int, *, extra: bool) -> list[Cell]:
             for seed in range(1, count + 1):
                 yield from (Cell(setting, name, seed) for name in names)
 
+    perfect = [Cell(setting, PERFECT, 1) for setting in settings]  # the same for all seeds
     paper = [one.name for one in VARIANTS if not one.extra]
     # The three policies that a swap needs, then the swap, then the others.
     order = [BASE, FULL, UNTRAINED, SWAP, *(name for name in paper if name not in (BASE, FULL, UNTRAINED))]
     extras = [one.name for one in VARIANTS if one.extra] if extra else []
-    return [*cells(order, seeds), *cells(extras, min(seeds, EXTRA_SEEDS))]
+    return [*cells(order, seeds), *perfect, *cells(extras, min(seeds, EXTRA_SEEDS))]
 
 
 def check(cells: Sequence[Cell]) -> None:

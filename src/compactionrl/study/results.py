@@ -11,8 +11,14 @@ from compactionrl.config import ConfigError
 from compactionrl.study.grid import Cell, Setting
 from compactionrl.study.variants import BASE, VARIANTS
 from compactionrl.training.atomic import write_file
+from compactionrl.training.run_folder import flat
 
 FORMAT = 1
+EMPTY = f'{{"format": {FORMAT}, "settings": {{}}, "variants": [], "sessions": [], "cells": {{}}}}'
+PARTS = {"settings": dict, "variants": list, "sessions": list, "cells": dict}
+ENTRY = {"setting", "variant", "seed", "fingerprint", "base", "evaluation", "seconds"}
+IRRELEVANT = {"run.folder", "run.threads"}
+"""Of a configuration: what no result depends on."""
 Ledger = dict[str, Any]
 """format, settings, variants, planned, sessions, cells: see docs/study.json."""
 
@@ -22,10 +28,10 @@ class Results:
 
     def __init__(self, path: Path, settings: Sequence[Setting], cells: Sequence[Cell]) -> None:
         self.path = path
-        self.ledger: Ledger = read_ledger(path) if path.exists() else {"format": FORMAT, "sessions": [], "cells": {}}
-        self.check(cells)
+        self.ledger: Ledger = read_ledger(path) if path.exists() else json.loads(EMPTY)
+        self.check(settings, cells)
         self.ledger["planned"] = sorted({*self.ledger.get("planned", ()), *(cell.key for cell in cells)})
-        self.ledger["settings"] = {**self.ledger.get("settings", {}), **{s.name: s.header() for s in settings}}
+        self.ledger["settings"] = {**self.ledger["settings"], **{s.name: s.header() for s in settings}}
         windows = {name: header["windows"] for name, header in self.ledger["settings"].items()}
         self.ledger["variants"] = [
             {
@@ -38,10 +44,19 @@ class Results:
             for one in VARIANTS
         ]
 
-    def check(self, cells: Iterable[Cell]) -> None:
+    def check(self, settings: Iterable[Setting], cells: Iterable[Cell]) -> None:
+        """ConfigError unless what is finished was declared as it is now, values at their defaults included."""
+        for setting in settings:
+            old = flat(self.ledger["settings"].get(setting.name, {}).get("config", {}))
+            new = flat(setting.header()["config"])
+            if changed := sorted(key for key in old.keys() & new.keys() - IRRELEVANT if old[key] != new[key]):
+                raise ConfigError(
+                    f"{self.path} holds the setting {setting.name} with another {', '.join(changed)}: "
+                    "finished cells are never mixed; take back the change, or choose another --output"
+                )
         for cell in cells:
             found = self.ledger["cells"].get(cell.key)
-            if found and found["fingerprint"] != cell.fingerprint:
+            if found is not None and found["fingerprint"] != cell.fingerprint:
                 raise ConfigError(
                     f"{self.path} holds {cell.key} with other settings than the present ones: "
                     "finished cells are never mixed; take back the change, or choose another --output"
@@ -97,8 +112,14 @@ def read_ledger(path: Path) -> Ledger:
         ledger = json.loads(path.read_text())
     except (ValueError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(ledger, dict) or ledger.get("format") != FORMAT or not {"sessions", "cells"} <= ledger.keys():
+    if not isinstance(ledger, dict) or ledger.get("format") != FORMAT:
         raise ConfigError(f"{path} is not the record of a study (format {FORMAT}): choose another --output")
+    damaged = [part for part, kind in PARTS.items() if not isinstance(ledger.get(part), kind)]
+    if not damaged:
+        cells = ledger["cells"].items()
+        damaged = [key for key, cell in cells if not isinstance(cell, dict) or not cell.keys() >= ENTRY]
+    if damaged:
+        raise ConfigError(f"{path} is damaged at {', '.join(damaged[:5])}: mend it, or choose another --output")
     return ledger
 
 

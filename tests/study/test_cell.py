@@ -173,7 +173,10 @@ def test_a_cell_stops_with_a_checkpoint_when_its_parent_is_gone(
         time.sleep(0.01)
     assert process.stdin is not None
     process.stdin.close()
-    assert process.wait(timeout=300) == STOPPED, (folder / "log.txt").read_text()
+    try:
+        assert process.wait(timeout=300) == STOPPED, (folder / "log.txt").read_text()
+    finally:
+        process.kill()
     assert not (folder / "result.json").exists()
     updates = [line for line in read_metrics(metrics) if line["phase"] == "train"]
     assert (folder / "checkpoints" / f"step-{len(updates):06}").is_dir()

@@ -77,22 +77,22 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def test_a_study_leaves_every_cell_and_a_report(whole: tuple[Path, str]) -> None:
     folder, output = whole
     found = ledger(folder)
-    assert set(found["cells"]) == {f"tiny/{name}/1" for name in [*PAPER, "swap"]}
+    assert set(found["cells"]) == {f"tiny/{name}/1" for name in [*PAPER, "swap", "perfect"]}
     assert [(one["jobs"], set(one["cells"])) for one in found["sessions"]] == [(2, set(found["cells"]))]
-    assert "8 cells, 0 finished before, 2 side by side" in output
+    assert "9 cells, 0 finished before, 2 side by side" in output
     for name in ("study.md", "study.html"):
         assert f"wrote {folder / 'out' / name}" in output
         assert (folder / "out" / name).stat().st_size
     cells = found["cells"]
     assert len({cell["base"] for cell in cells.values()}) == 1
-    assert len({cell["fingerprint"] for cell in cells.values()}) == 8
+    assert len({cell["fingerprint"] for cell in cells.values()}) == 9
     for key, cell in cells.items():
         modes = ["x1", "x4", "2C", "4C"]
         names = [f"{e}/{s}" for e in ("base", "full") for s in ("base", "full", "no-summary", "perfect", "empty")]
         assert sorted(cell["evaluation"]) == sorted(names if "swap" in key else modes)
         assert all(set(result["outcomes"]) <= {"0", "1"} for result in cell["evaluation"].values())
         assert all(len(result["outcomes"]) == 4 for result in cell["evaluation"].values())
-        assert ("curves" in cell) == (cell["variant"] not in ("base", "swap"))
+        assert ("curves" in cell) == (cell["variant"] not in ("base", "swap", "perfect"))
         assert all(len(curve) == 3 for curve in cell.get("curves", {}).values())
     one_window = {name: cells[f"tiny/{name}/1"]["curves"]["compactions"] for name in ("rl-c", "rl-2c", "full")}
     assert one_window["rl-c"] == one_window["rl-2c"] == [0, 0, 0]
@@ -127,7 +127,7 @@ def test_killed_and_interrupted_it_goes_on_and_ends_the_same(whole: tuple[Path, 
     for number, reached in moments:
         before = ledger(tmp_path)["cells"]
         process = start(tmp_path)
-        wait_until(lambda process=process, reached=reached: reached() or process.poll() is not None)  # type: ignore[misc]
+        wait_until(lambda process=process, reached=reached: reached() or process.poll() is not None)
         os.killpg(process.pid, number)  # as a terminal does
         output, _ = process.communicate(timeout=200)
         if number == signal.SIGINT:
@@ -171,7 +171,7 @@ def test_a_finished_study_is_only_reported_again(whole: tuple[Path, str], capsys
         main(arguments(folder))
     assert ended.value.code == 0
     said = capsys.readouterr().out.replace("\n", "")
-    assert "8 cells, 8 finished before" in said
+    assert "9 cells, 9 finished before" in said
     assert "started" not in said
     assert ledger(folder)["cells"] == cells
     assert (folder / "out" / "study.md").exists()
@@ -181,7 +181,7 @@ def test_other_settings_are_not_mixed_in(whole: tuple[Path, str], capsys: pytest
     folder = whole[0]
     before = (folder / "out" / "study.json").read_bytes()
     said = refused(capsys, *arguments(folder, "--train.alpha", "2"))
-    assert "holds tiny/base/1 with other settings" in said
+    assert "holds the setting tiny with another train.alpha" in said
     assert "--output" in said
     assert (folder / "out" / "study.json").read_bytes() == before
     said = refused(capsys, *arguments(folder, "--train.alpha", "2", "--output", str(folder / "another")))
@@ -207,6 +207,7 @@ def test_two_studies_in_one_folder(held: str, tmp_path: Path, capsys: pytest.Cap
         (["--train.estimator", "segment"], "would be the same run"),
         (["--sampling.temperature", "0"], "sampling.temperature 0 cannot be trained"),
         (["--context.budget", "60"], "context.budget"),
+        (["--environment.options.values", "0"], "values must be an integer"),
     ],
 )
 def test_what_cannot_be_studied_is_refused_before_anything_is_written(
@@ -219,13 +220,13 @@ def test_what_cannot_be_studied_is_refused_before_anything_is_written(
 def test_a_cell_that_cannot_run_is_reported_and_so_is_the_rest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The task family refuses its options, which only a cell finds out."""
+    """There is no such demonstrator, which only a cell finds out."""
     with pytest.raises(SystemExit) as stopped:
-        main(arguments(tmp_path, "--environment.options.values", "0"))
+        main(arguments(tmp_path, "--warm_start.demonstrator", "nowhere:Demonstrator"))
     assert stopped.value.code == 1
     said = capsys.readouterr().out.replace("\n", "")
     log = tmp_path / "runs" / "tiny" / "base" / "1" / "log.txt"
     assert f"not finished: tiny/base/1; see {log}" in said
-    assert "values must be an integer" in log.read_text()
+    assert "cannot import 'nowhere:Demonstrator'" in log.read_text()
     assert ledger(tmp_path)["cells"] == {}
     assert (tmp_path / "out" / "study.md").exists()

@@ -39,6 +39,9 @@ SOLVED = {
 }
 """Chance to solve a task of middling difficulty in the compacting mode; the extras solve as much as `full`."""
 
+REACHED = {"x1": 1 / 4, "2C": 3 / 4}
+"""Share of the tasks that a perfect player solves in a mode; all in the others."""
+
 EXECUTORS = ("base", "full")
 SUMMARISERS = {"base": 0.4, "full": 0.6, "no-summary": 0.5, "perfect": 0.8, "empty": 0.1}
 
@@ -67,7 +70,8 @@ def synthetic_ledger(
     settings: Sequence[str] = ("plain", "hard"),
     seed: int = 0,
 ) -> dict[str, Any]:
-    """A finished study: every variant, `seeds` of the paper's arms and of the swaps, `extra_seeds` of the extras.
+    """A finished study: every variant, `seeds` of the paper's arms and of the swaps, `extra_seeds` of the extras, and
+    in every setting one perfect player.
 
     Tasks differ in difficulty, the same for all cells of a setting; seeds of a variant differ a little.
     """
@@ -90,6 +94,9 @@ def synthetic_ledger(
                 for summariser, chance in SUMMARISERS.items()
             }
             cells[f"{name}/swap/{number}"] = cell(name, "swap", number, pairs)
+        solved = {mode: round(tasks * REACHED.get(mode, 1)) for mode in modes}
+        perfect = {mode: "1" * n + "0" * (tasks - n) for mode, n in solved.items()}
+        cells[f"{name}/perfect/1"] = cell(name, "perfect", 1, perfect)
     return ledger_of(cells, settings=settings, tasks=tasks)
 
 
@@ -161,7 +168,7 @@ def cell(
         "evaluation": evaluations,
         "seconds": dict(seconds or {"wall": 300.0, "cpu": 280.0}),
     }
-    if variant in ("base", "swap"):
+    if variant in ("base", "swap", "perfect"):
         return finished
     return {
         **finished,

@@ -57,6 +57,13 @@ def test_the_mean_is_over_seeds_of_means_over_finished_tasks() -> None:
     assert interval(matrix).mean == (1 / 4 + 1) / 2
 
 
+def test_equal_numbers_in_another_shape_have_an_interval_of_their_own() -> None:
+    row = np.array([[1.0, 1.0, 0.0]])
+    assert interval(row).mean == interval(row.T).mean
+    assert interval(np.vstack([row, 1 - row]))[1:] != interval(np.vstack([row, 1 - row]).reshape(3, 2))[1:]
+    assert interval(np.asfortranarray(np.eye(3)[:2])) == interval(np.eye(3)[:2])
+
+
 def test_replicates_equal_a_bootstrap_written_in_plain_python() -> None:
     matrix = np.array([[1, 0, NAN, 1], [0, NAN, NAN, 1], [0, 0, 1, 0]])
     seed_weights, task_weights = bootstrap.resamples(3, 0, 7), bootstrap.resamples(4, 1, 7)

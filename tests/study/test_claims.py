@@ -52,9 +52,17 @@ def test_every_ordering_of_the_papers_tables_is_a_claim_once() -> None:
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.text)
-def test_a_claim_goes_the_way_of_most_columns(claim: Claim) -> None:
-    assert claim.held >= sum(better < worse for better, worse in claim.paper)
-    assert claim.held >= len(claim.paper) / 2
+def test_a_claim_goes_the_way_of_most_columns_or_of_their_mean(claim: Claim) -> None:
+    won, lost = (sum(sign * (better - worse) > 0 for better, worse in claim.paper) for sign in (1, -1))
+    assert won == claim.held
+    assert (won - lost, claim.gain) > (0, 0)
+    assert claim.consistent == (lost == 0 and won == len(claim.paper))
+
+
+def test_the_papers_mean_difference() -> None:
+    assert SUMMARIES_PAY.gain == pytest.approx((1.5 + 7.8 + 2.3 + 3.0) / 4 / 100)
+    assert SUMMARIES_PAY.consistent
+    assert not Claim("2, 3", "", ("full", XN), ("rl-2c", XN)).consistent
 
 
 @pytest.mark.parametrize(
@@ -94,6 +102,23 @@ def test_verdicts(full: list[int], untrained: list[int], outcome: str, agrees: b
     if verdict.paired:
         expected = sum(a - b for a, b in zip(full, untrained, strict=True)) / len(full) / TASKS
         assert verdict.paired.difference == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("full", "untrained", "outcome", "excludes"),
+    [
+        ([20, 20], [20, 20], "undecided", True),  # no difference at all: below the paper's 3.65 points
+        ([21, 21], [20, 20], "undecided", False),  # 0 to 7.5 points
+        ([10, 10], [30, 30], "does not hold", False),  # decided: no mark
+        ([30, 30], [10, 10], "holds", False),
+        ([], [10], "not run", False),
+    ],
+)
+def test_undecided_can_still_exclude_what_the_paper_found(
+    full: list[int], untrained: list[int], outcome: str, excludes: bool
+) -> None:
+    verdict = judge(SUMMARIES_PAY, ledger({"full": full, "no-summary": untrained}), "plain")
+    assert (verdict.outcome, verdict.excludes_paper) == (outcome, excludes)
 
 
 def test_only_seeds_that_both_have_are_compared() -> None:
@@ -143,6 +168,16 @@ def test_a_window_as_long_as_all_is_also_asked_in_its_own_mode() -> None:
     study = ledger_of(cells, tasks=TASKS)
     assert answer_about("then compacting", study).result == "lower"
     assert answer_about("never compacting", study).result == "higher"
+
+
+def test_robust_training_is_also_compared_with_compactionrl() -> None:
+    modes = {"full": {"x1": solved(10), "x4": solved(30)}, "robust": {"x1": solved(30), "x4": solved(10)}}
+    cells = {
+        f"plain/{name}/{seed}": cell("plain", name, seed, found) for name, found in modes.items() for seed in (1, 2)
+    }
+    study = ledger_of(cells, tasks=TASKS)
+    assert answer_about("at random, against CompactionRL", study).result == "lower"
+    assert answer_about("at random, x1, against CompactionRL", study).result == "higher"
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,19 @@ def test_pass_figure_shows_mean_interval_and_every_seed() -> None:
     assert {axis.get_xlim() for axis in figure.axes} == {figure.axes[0].get_xlim()}  # one scale
 
 
+def test_pass_figure_shows_what_a_perfect_player_reaches() -> None:
+    cells = {"plain/full/1": cell("plain", "full", 1, outcomes(x4="1110"))}
+    without = pass_figure(ledger_of(cells), "plain")
+    cells["plain/perfect/1"] = cell("plain", "perfect", 1, {"x1": "10-0", "x4": "1111"})
+    figure = pass_figure(ledger_of(cells), "plain")
+    assert labels(figure) == labels(without) == ["CompactionRL"]  # no arm
+    for mode, limit in (("x1", [100 / 3]), ("x4", [100]), ("2C", [])):
+        dotted = [line for line in panel(figure, f"Pass@1, %: {mode}").lines if line.get_linestyle() == ":"]
+        assert [line.get_xdata()[0] for line in dotted] == pytest.approx(limit)
+    assert without is not None
+    assert not [line for axis in without.axes for line in axis.lines if line.get_linestyle() == ":"]
+
+
 def test_differences_are_paired_and_on_common_seeds() -> None:
     cells = {
         "plain/full/1": cell("plain", "full", 1, outcomes(x4="1100")),

@@ -12,12 +12,17 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 from study_ledgers import TITLES, cell, ledger_of, synthetic_ledger
 
+from compactionrl.config import parse_config
 from compactionrl.study import preface
+from compactionrl.study.claims import CLAIMS
+from compactionrl.study.declaration import about, changes, declaration
 from compactionrl.study.grid import QUICK
+from compactionrl.study.markdown import code
 from compactionrl.study.page import anchor, demote, page
-from compactionrl.study.preface import about, by_arm, changes, code, command, declaration, span
+from compactionrl.study.preface import by_arm, command, span
 from compactionrl.study.report import DISCUSSION, report, slugs, write_report
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -155,12 +160,16 @@ def test_the_main_result_is_the_compacting_mode() -> None:
 
 def test_the_overview_says_what_each_setting_says(ledger: dict[str, Any], written: tuple[Path, list[Path]]) -> None:
     text = (written[0] / "study.md").read_text()
-    overview = text.split("| table | ordering |")[1].split("\n\n")[0]
-    rows = [line.strip("| ").split(" | ") for line in overview.splitlines()[2:]]
+    overview = verdict_rows(text.split("## What of the paper holds")[1].split("\n## ")[0])
     for place, setting in ((3, "plain"), (4, "hard")):
         detail = text.split(f"## Setting {setting}\n")[1].split("### The paper's orderings")[1].split("### ")[0]
-        lines = [line.strip("| ").split(" | ") for line in detail.splitlines() if line.startswith("|")][2:]
-        assert [(row[1], row[place]) for row in rows] == [(line[1], line[3]) for line in lines]
+        assert [(row[1], row[place]) for row in overview] == [(row[1], row[3]) for row in verdict_rows(detail)]
+        assert len(overview) == len(CLAIMS)
+
+
+def verdict_rows(text: str) -> list[list[str]]:
+    """Of the tables of orderings, the consistent ones and the mixed ones."""
+    return [line.strip("| ").split(" | ") for line in text.splitlines() if re.match(r"\| [124]", line)]
 
 
 def test_an_unfinished_study_says_what_is_missing(ledger: dict[str, Any], tmp_path: Path) -> None:
@@ -174,7 +183,7 @@ def test_an_unfinished_study_says_what_is_missing(ledger: dict[str, Any], tmp_pa
     assert "hard/full on seeds 1 to 2; " in text
     assert "robust" not in text.partition("## Main")[0]
     plain, hard = (text.split(f"## Setting {name}\n")[1].split("\n## ")[0] for name in ("plain", "hard"))
-    assert "No cell of this setting is finished yet." in hard
+    assert "No arm of this setting is finished yet." in hard
     assert "](study-hard-" not in text
     assert "Who writes the summaries" not in plain
     assert "Beyond the paper" not in plain
@@ -200,6 +209,43 @@ def test_what_was_planned_is_missing_until_it_is_there() -> None:
     assert "> **Incomplete.** 2 cells are missing: plain/full on seed 2; plain/robust on seed 1." in text
     assert "--seeds 2 --extra`" in text
     assert "Incomplete" not in report(ledger_of(cells), [])
+    assert "> **Incomplete.** 1 cell is missing: a/b on seed 1." in report(
+        ledger_of(cells) | {"planned": ["a/b/1"]}, []
+    )
+
+
+def test_a_perfect_player_alone_is_no_arm() -> None:
+    alone = ledger_of({"plain/perfect/1": cell("plain", "perfect", 1, OUTCOMES)})
+    text = report(alone, [])
+    assert "Nothing is finished yet" in text
+    assert "No arm of this setting is finished yet." in text
+    assert "Repetitions: none yet." in text
+    assert "Finished: 1 of 1 cells" in text
+    assert "1 cell is missing: plain/perfect on seed 1." in report(ledger_of({}) | {"planned": ["plain/perfect/1"]}, [])
+
+
+def test_sittings_by_setting() -> None:
+    ledger = ledger_of({})
+    ledger["sessions"] = [
+        {"started": "2026-11-30T01:00:00Z", "seconds": 2531.5, "jobs": 2, "cells": ["plain/full/1", "plain/base/1"]},
+        {"started": "2026-11-30T02:00:00Z", "seconds": 29.0, "jobs": 1, "cells": ["a_b/full/1", "plain/full/2"]},
+    ]
+    text = report(ledger, [])
+    assert "| 2026-11-30T01:00:00Z | 2 of plain | 42 | 2 |" in text
+    assert r"| 2026-11-30T02:00:00Z | 1 of a\_b, 1 of plain | 0 | 1 |" in text
+    assert "43 minutes in 2 sittings" in text
+    assert "How long it took" not in report(ledger | {"sessions": []}, [])
+
+
+def test_an_arm_that_plays_every_task_several_times_has_other_data() -> None:
+    cells = {f"plain/{name}/1": cell("plain", name, 1, OUTCOMES) for name in ("full", "group")}
+    ledger = ledger_of(cells)
+    assert "Other data" not in report(ledger, [])
+    (group,) = (one for one in ledger["variants"] if one["name"] == "group")
+    group["changes"] = {"plain": {"train.estimator": "group", "train.group_size": 8}}
+    assert r'Other data has "Group baseline \| no critic": it plays every task 8 times' in report(ledger, [])
+    del ledger["cells"]["plain/group/1"]
+    assert "Other data" not in report(ledger, [])  # it is no part of this study
 
 
 def test_a_smoke_run_warns() -> None:
@@ -241,12 +287,51 @@ def test_the_declaration_shows_numbers_and_no_prompts() -> None:
     assert about("[context]\n# inside") == ""
 
 
+def test_the_declaration_shows_the_resolved_configuration_where_it_is_known() -> None:
+    header = ledger_of({})["settings"]["plain"]
+    config = parse_config({"model": {"path": "warm-start"}, "context": {"budget": 70000, "threshold": 20000}})
+    header["config"] = config.model_dump(mode="json")
+    _, dials = declaration(header)
+    (context,), (train,), (warm,) = (
+        re.findall(rf"^\| {name} \| (.*) \|$", dials, re.M) for name in ("context", "train", "warm start")
+    )
+    assert "`budget = 70000`, `threshold = 20000`" in context
+    assert f"`tail_steps = {config.context.tail_steps}`" in context  # a default
+    assert '`estimator = "cross_trajectory"`' in train  # a choice
+    assert "`gamma = 1.0`" in train
+    assert "`value_clip = null`" in train
+    assert "`weight_decay = 0.01`" in warm
+    for left_out in ("summary_request", "demonstrator", "seed =", "modes ="):  # texts, and what a study sets itself
+        assert left_out not in dials
+    assert "`temperature = 1.0`" in dials
+    assert "`turns = 250`" in dials
+    del header["config"]
+    assert "gamma" not in declaration(header)[1]
+
+
+def test_the_head_of_a_setting_is_plain_text() -> None:
+    lines = [
+        "- no list",
+        "# no *heading*",
+        "> no quotation",
+        "1. no list",
+        "text",
+        "---",
+        "===",
+        "2.5 points and 12 more",
+    ]
+    reader = Reader(page(about("".join(f"# {line}\n" for line in lines)), {}, ""))
+    assert [tag for tag, _ in reader.tags if tag in ("ul", "ol", "h1", "h2", "em", "blockquote", "hr")] == []
+    assert "- no list\nno *heading*\n> no quotation\n1. no list\ntext\n---\n===\n2.5 points and 12 more" in reader.text
+
+
 def test_any_setting_can_be_reported(tmp_path: Path) -> None:
     ledger = synthetic_ledger(seeds=1, extra_seeds=1, tasks=4, settings=["hard"])
     name = "My setting <b>|../../x"
     ledger["settings"] = {name: ledger["settings"]["hard"] | {"toml": "[context]\nbudget = 128\n"}}
     cells = [found | {"setting": name} for found in ledger["cells"].values() if found["variant"] in SOME]
     ledger["cells"] = {f"{name}/{found['variant']}/{found['seed']}": found for found in cells}
+    ledger["sessions"][0]["cells"] = [*ledger["cells"]]
     for variant in ledger["variants"]:
         variant["trained_in"] = {name: variant["trained_in"]["hard"]}
     paths = write_report(ledger, tmp_path)
@@ -270,9 +355,16 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     reader = assert_self_contained((tmp_path / "study.html").read_text())
     assert "<script>alert(1)</script>" in reader.text
     assert "<img src=x onerror=alert(1)>" in reader.text
-    assert "[image: y]" in reader.text  # not loaded, and said
+    assert "[image: y]" in reader.text  # of the discussion: not loaded, and said
+    assert reader.text.count("![y](http://example.org/y.png)") > 20  # of titles: text
     assert [target for target in reader.values("href") if not target.startswith("#")] == ["https://example.org"]
-    for block in report(ledger, []).split("\n\n"):
+    bare = report(ledger, [])
+    # Nor in study.md, wherever it is shown: HTML passes, everything is on.
+    everything = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"]).parse(bare)
+    inline = [token for block in everything for token in [block, *(block.children or [])]]
+    assert not {"html_block", "html_inline", "image", "s_open"} & {token.type for token in inline}
+    assert all(token.attrs["href"].startswith("#") for token in inline if token.type == "link_open")
+    for block in bare.split("\n\n"):
         widths = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines() if line.startswith("|")}
         assert len(widths) <= 1  # no title breaks out of its cell
 

@@ -96,7 +96,7 @@ def outcomes(
 
 def interval(matrix: np.ndarray, *, seed: int = 0) -> Interval:
     """Mean and 95% percentile interval of [seeds, tasks] by the crossed bootstrap; `seed` picks the resamples."""
-    return Interval(mean(matrix), *percentiles(replicates(matrix, seed)))
+    return Interval(mean(matrix), *ends(np.ascontiguousarray(matrix, dtype=float).tobytes(), matrix.shape, seed))
 
 
 def paired(a: Outcomes, b: Outcomes, *, seed: int = 0) -> Paired:
@@ -180,6 +180,12 @@ def resamples(n: int, axis: int, seed: int) -> np.ndarray:
     """[REPLICATES, n]: how often each of n things is drawn in each of the resamples."""
     rng = np.random.default_rng([seed, axis])
     return rng.multinomial(n, np.full(n, 1 / n), size=REPLICATES).astype(float)
+
+
+@lru_cache(maxsize=512)
+def ends(matrix: bytes, shape: tuple[int, ...], seed: int) -> tuple[float, float]:
+    """Of the interval; a report asks for the same one in several of its tables and figures."""
+    return percentiles(replicates(np.frombuffer(matrix).reshape(shape), seed))
 
 
 def percentiles(values: np.ndarray) -> tuple[float, float]:

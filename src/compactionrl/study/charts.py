@@ -74,10 +74,17 @@ class Panel:
     """Place -> its name; None: matplotlib's own."""
 
 
-def rows_chart(panels: Mapping[str, Sequence[Row]], *, zero: bool = False, same_scale: bool = False) -> Figure | None:
+def rows_chart(
+    panels: Mapping[str, Sequence[Row]],
+    *,
+    zero: bool = False,
+    same_scale: bool = False,
+    limits: Mapping[str, float | None] | None = None,
+) -> Figure | None:
     """Panels side by side under their titles, one line per variant: mean, interval, and a ring for every seed.
 
-    `zero` draws a line there; `same_scale` makes places in different panels comparable. None if there is no row at all.
+    `zero` draws a line there; `same_scale` makes places in different panels comparable; `limits` are drawn as a dotted
+    line in the panels that they name. None if there is no row at all.
     """
     from matplotlib.figure import Figure  # without pyplot: no display, no global state
 
@@ -99,6 +106,9 @@ def rows_chart(panels: Mapping[str, Sequence[Row]], *, zero: bool = False, same_
             axis.plot(row.seeds, below, "o", markerfacecolor="none", markeredgecolor=colour, markersize=3.5)
         if zero:
             axis.axvline(0, color=GREY, linewidth=1, zorder=1)
+        limit = (limits or {}).get(title)
+        if limit is not None:
+            axis.axvline(limit, color=GREY, linewidth=1, linestyle=":", zorder=1)
         axis.set_yticks(range(len(variants)), [wrapped(one["title"], 26) for one in variants.values()])
         axis.set_ylim(len(variants) - 0.4, -0.6)
     return figure

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from compactionrl.study.arms import ceiling
 from compactionrl.study.bootstrap import interval, outcomes, paired
 from compactionrl.study.charts import Curve, Panel, Row, Variant, curves_chart, png, rows_chart
 from compactionrl.study.variants import FULL
@@ -29,17 +30,20 @@ def figures(ledger: Ledger, setting: str) -> dict[str, bytes]:
 
 
 def pass_figure(ledger: Ledger, setting: str) -> Figure | None:
-    """Pass@1 in every mode."""
+    """Pass@1 in every mode, with what a perfect player reaches there."""
     panels: dict[str, list[Row]] = {}
+    reached = {}
     for mode in ledger["settings"][setting]["modes"]:
-        rows = panels[f"Pass@1, %: {mode}"] = []
+        title = f"Pass@1, %: {mode}"
+        rows = panels[title] = []
+        reached[title] = scaled(ceiling(ledger, setting, mode))
         for one in ledger["variants"]:
             measured = outcomes(ledger, setting, one["name"], mode)
             if measured.seeds:
                 found = interval(measured.matrix)
                 ends = 100 * found.low, 100 * found.high
                 rows.append(Row(one, 100 * found.mean, percent(measured.per_seed.values()), ends))
-    return rows_chart(panels, same_scale=True)
+    return rows_chart(panels, same_scale=True, limits=reached)
 
 
 def difference_figure(ledger: Ledger, setting: str) -> Figure | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 
 from compactionrl.study.bootstrap import Interval, Paired
@@ -18,8 +19,20 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1, 
 
 
 def escape(text: str) -> str:
-    """Text that stays within its cell."""
-    return text.replace("|", r"\|").replace("\n", " ")
+    """Text that is shown as it is, on one line: neither HTML nor Markdown, and within its cell."""
+    return re.sub(r"[\\`*_\[\]<&|~$]", r"\\\g<0>", one_line(text))
+
+
+def code(text: str) -> str:
+    """A code span, whatever is in it, that also stands in a table."""
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    pad = " " * (len(fence) > 1)
+    inside = one_line(text).replace("|", r"\|")
+    return f"{fence}{pad}{inside}{pad}{fence}"
+
+
+def one_line(text: str) -> str:
+    return re.sub(r"[\r\n]", " ", text)
 
 
 def number(value: float | None, digits: int = 2) -> str:

@@ -1,24 +1,18 @@
-"""What a reader must know before any figure: what was run, what of it is finished, and what every setting declares."""
+"""What a reader must know before any figure: what was run, how, and what of it is finished."""
 
 from __future__ import annotations
 
 import json
-import re
 import shlex
-import tomllib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from compactionrl.config import EnvironmentConfig, put
+from compactionrl.study.declaration import changes
 from compactionrl.study.grid import PACKAGED, QUICK
-from compactionrl.study.markdown import escape, table
+from compactionrl.study.markdown import code, escape, number, table
 
 Ledger = Mapping[str, Any]
-
-CHANGED = "# Changed on the command line:\n"
-"""Behind it, the text of a setting names what was changed, a key on each line."""
-DIALS = ("context", "limits", "train", "warm_start")
-"""Sections of a declaration that are shown; prompts and other texts in them are not."""
 
 
 def facts(ledger: Ledger) -> list[str]:
@@ -33,12 +27,14 @@ def facts(ledger: Ledger) -> list[str]:
         f"Made by {code(command(ledger))}. Everything below is computed from `study.json` alone.",
         f"Finished: {len(wanted & ledger['cells'].keys())} of {len(wanted)} cells, one for each setting, arm and seed; "
         f"{duration(sittings)} in {len(sittings)} sitting{'s' * (len(sittings) != 1)}.",
-        f"Repetitions: {repetitions(ledger)}. A seed repeats everything: the base from random weights, the critic, the "
-        "order of the tasks, the sampling. All arms of a seed start from the same base.",
+        f"Repetitions: {repetitions(ledger)}. A seed repeats all of the training: the base from random weights, the critic, "
+        "the order of the tasks, the sampling. All arms of a seed start from the same base.",
         "All arms of a setting share its data, the number of rollouts per update, the number of updates and every "
-        "hyper-parameter but what an arm is named for; none is tuned for an arm. How a setting was chosen stands at its head.",
-        f"Measured are the policies behind the last update, not the best ones on the way, on {tasks(ledger)}; every "
-        "policy meets the same ones, once in every mode.",
+        "hyper-parameter but what an arm is named for; none is tuned for an arm. How a setting was chosen stands at its "
+        f"head.{grouped(ledger)}",
+        f"Measured are the policies behind the last update, not the best ones on the way, on {tasks(ledger)}, once in every "
+        "mode. These tasks and the random streams they are played with are the same for all arms and all seeds, on purpose: "
+        "that pairs the comparisons, and so no seed repeats them.",
         f"{broken:,} of {rollouts:,} measured rollouts broke down for reasons outside the policy and are left out.",
     ]
     return [ABOUT, "\n".join(f"- {point}" for point in points)]
@@ -55,7 +51,8 @@ def warnings(ledger: Ledger) -> list[str]:
             keys = ", ".join(code(f"{key} = {json.dumps(value)}") for key, value in changed.items())
             found.append(f"**Changed.** The setting {escape(name)} ran with {keys}, unlike its declaration.")
     if missing := sorted(planned(ledger) - ledger["cells"].keys()):
-        found.append(f"**Incomplete.** {len(missing)} cells are missing: {'; '.join(by_arm(missing))}.")
+        are = "cell is" if len(missing) == 1 else "cells are"
+        found.append(f"**Incomplete.** {len(missing)} {are} missing: {'; '.join(by_arm(missing))}.")
     return [f"> {text}" for text in found]
 
 
@@ -76,41 +73,31 @@ def arms_table(ledger: Ledger) -> str:
     return table(["variant", "changes", ""], rows, left=3)
 
 
-def declaration(header: Mapping[str, Any]) -> list[str]:
-    """A setting in one short table, with what its author says at the head of the file."""
-    declared = tomllib.loads(header["toml"])
-    for key, value in changes(header["toml"]).items():
-        put(declared, key, value)
-    environment, windows = declared.get("environment", {}), header["windows"]
-    rows = {
-        "window C": f"{header['budget']:,} tokens",
-        "compacting mode": f"{header['compacting']}: up to {windows - 1} compactions, so {windows} windows of C",
-        "modes measured": ", ".join(header["modes"]),
-        "training": f"{header['steps']} policy updates of {header['rollouts_per_step']} rollouts",
-        "held-out tasks": f"{header['tasks']:,}",
-        "tasks": code(environment.get("tasks", EnvironmentConfig().tasks)),
-        "their dials": dials(environment.get("options", {})),
-        **{section.replace("_", " "): dials(declared.get(section, {})) for section in DIALS},
+def grouped(ledger: Ledger) -> str:
+    """Of the arms that play every task several times, and so do not share the others' data."""
+    run = {key.rsplit("/", 2)[1] for key in planned(ledger)}
+    found = {
+        escape(one["title"]): size
+        for one in ledger["variants"]
+        for changes in one["changes"].values()
+        if one["name"] in run and (size := changes.get("train.group_size"))
     }
-    return [about(header["toml"]), table(["", ""], ([name, value] for name, value in rows.items() if value), left=2)]
+    return "".join(
+        f' Other data has "{title}": it plays every task {size} times, so fewer of them, and without a critic it has no '
+        "value pretraining, so its tasks are not those that the rest trains on."
+        for title, size in found.items()
+    )
 
 
-def about(toml: str) -> str:
-    """The comment at the head of a setting."""
-    head = re.match(r"(?:#.*\n)*", toml)
-    lines = head[0].splitlines() if head else []
-    return "\n".join(escape(line.lstrip("# ")) for line in lines)
+def sittings_table(ledger: Ledger) -> str:
+    """How long which part of the study took."""
 
+    def row(sitting: Mapping[str, Any]) -> list[str]:
+        counts = Counter(key.rsplit("/", 2)[0] for key in sitting["cells"])
+        parts = ", ".join(f"{n} of {escape(name)}" for name, n in counts.items())
+        return [escape(sitting["started"]), parts, number(sitting["seconds"] / 60, 0), str(sitting["jobs"])]
 
-def dials(section: Mapping[str, Any]) -> str:
-    shown = {key: value for key, value in section.items() if not isinstance(value, str | dict)}
-    return ", ".join(code(f"{key} = {json.dumps(value)}") for key, value in shown.items())
-
-
-def changes(toml: str) -> dict[str, Any]:
-    """What was changed on the command line."""
-    lines = (line.removeprefix("# ").partition(" = ") for line in toml.partition(CHANGED)[2].splitlines())
-    return {key: json.loads(value) for key, _, value in lines}
+    return table(["began", "cells", "minutes", "side by side"], map(row, ledger["sessions"]), left=2)
 
 
 def is_quick(ledger: Ledger) -> bool:
@@ -170,13 +157,6 @@ def duration(sittings: Iterable[Mapping[str, Any]]) -> str:
 def tasks(ledger: Ledger) -> str:
     settings = ledger["settings"].items()
     return " and ".join(f"{header['tasks']:,} held-out tasks of {escape(name)}" for name, header in settings)
-
-
-def code(text: str) -> str:
-    """A code span, whatever is in it, that also stands in a table."""
-    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
-    pad = " " * (len(fence) > 1)
-    return f"{fence}{pad}{escape(text)}{pad}{fence}"
 
 
 def repetitions(ledger: Ledger) -> str:

@@ -3,38 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from compactionrl.study import tables
-from compactionrl.study.claims import CLAIMS, judge
+from compactionrl.study.arms import Ledger, rate, title, to_full
+from compactionrl.study.declaration import declaration
 from compactionrl.study.figures import figures
-from compactionrl.study.grid import SWAP
+from compactionrl.study.grid import PERFECT, SWAP
 from compactionrl.study.markdown import escape, points, table
 from compactionrl.study.page import anchor, demote, page
-from compactionrl.study.preface import arms_table, declaration, facts, warnings
+from compactionrl.study.parts import LIMITS, PARTS, STATISTICS, VERDICTS
+from compactionrl.study.preface import arms_table, facts, sittings_table, warnings
+from compactionrl.study.tables import PAIRED, RATES
 from compactionrl.study.variants import BASE, FULL
+from compactionrl.study.verdicts import count_table, overview_table
 from compactionrl.training.atomic import write_file
-
-Ledger = Mapping[str, Any]
 
 NAME = "study"
 DISCUSSION = f"{NAME}-discussion.md"
 """Written by a person, beside the report: why the results are as they are. Without it, the report has no such section."""
 TITLE = "CompactionRL's comparisons, in kind"
-
-
-class Part(NamedTuple):
-    """A heading of a setting's section, and what stands under it."""
-
-    title: str
-    text: str
-    table: Callable[[Ledger, str], str]
-    figures: Mapping[str, str] = {}
-    """Name -> caption."""
-    about: str = "any"
-    """The kind of cells without which it is left out, see `finished_kinds`."""
 
 
 def write_report(ledger: Ledger, output: Path) -> list[Path]:
@@ -81,12 +69,13 @@ def report(ledger: Ledger, images: Collection[str], discussion: str = "") -> str
         "Why we think so": [demote(discussion, 3)] if discussion.strip() else [],
         "How the intervals are made": [STATISTICS],
         "Limits": [LIMITS],
+        "How long it took": [sittings_table(ledger)] if ledger["sessions"] else [],
     }
-    sections = {title: blocks for title, blocks in sections.items() if blocks}
-    contents = " · ".join(f"[{title}](#{anchor(title)})" for title in sections)
+    sections = {heading: blocks for heading, blocks in sections.items() if blocks}
+    contents = " · ".join(f"[{heading}](#{anchor(heading)})" for heading in sections)
     blocks = [f"# {TITLE}", *facts(ledger), *warnings(ledger), contents]
-    for title, below in sections.items():
-        blocks += [f"## {title}", *below]
+    for heading, below in sections.items():
+        blocks += [f"## {heading}", *below]
     return "\n\n".join(block.strip("\n") for block in blocks if block) + "\n"
 
 
@@ -99,39 +88,23 @@ def main_result(ledger: Ledger) -> list[str]:
         ]
     head = ["variant"]
     for name, mode in modes.items():
-        head += [f"{escape(name)}, {mode}", f"to {tables.title(ledger, FULL)}"]
+        head += [escape(f"{name}, {mode}"), f"to {title(ledger, FULL)}"]
     rows = []
     for arm in (one["name"] for one in ledger["variants"] if not one["extra"]):
-        row = [tables.title(ledger, arm)]
+        row = [title(ledger, arm)]
         for name, mode in modes.items():
-            row += [tables.rate(ledger, name, arm, mode), points(tables.to_full(ledger, name, arm))]
+            row += [rate(ledger, name, arm, mode), points(to_full(ledger, name, arm))]
         rows.append(row)
-    return [table(head, rows, notes=[f"{tables.RATES} {tables.PAIRED}"])]
+    return [table(head, rows, notes=[f"{RATES} {PAIRED}"])]
 
 
 def verdicts(ledger: Ledger) -> list[str]:
-    """The paper's orderings: counted in every setting, then one by one across settings."""
-    names = [name for name in ledger["settings"] if finished(ledger, name)]
-    if not names:
+    """The orderings in the paper's tables: counted in every setting, then one by one across settings."""
+    found = [name for name in ledger["settings"] if finished(ledger, name)]
+    if not found:
         return []
-    counts = [f"**{escape(name)}**\n\n{tables.count_table(ledger, name)}" for name in names]
-    return [VERDICTS, *counts, overview_table(ledger, names)]
-
-
-def overview_table(ledger: Ledger, names: Sequence[str]) -> str:
-    """Every ordering's verdict in each of the named settings."""
-    found = [[judge(claim, ledger, name) for name in names] for claim in CLAIMS]
-    rows = [
-        [
-            claim.table,
-            escape(claim.text),
-            tables.in_paper(claim),
-            *(tables.marked(verdict.outcome, verdict.agrees) for verdict in row),
-        ]
-        for claim, row in zip(CLAIMS, found, strict=True)
-    ]
-    notes = [] if all(verdict.agrees for row in found for verdict in row) else [tables.DAGGER]
-    return table(["table", "ordering", "paper", *map(escape, names)], rows, left=2, notes=notes)
+    counts = [f"**{escape(name)}**\n\n{count_table(ledger, name)}" for name in found]
+    return [VERDICTS, *counts, overview_table(ledger, found)]
 
 
 def setting_section(ledger: Ledger, setting: str, slug: str, images: Collection[str]) -> list[str]:
@@ -139,13 +112,13 @@ def setting_section(ledger: Ledger, setting: str, slug: str, images: Collection[
     blocks = declaration(ledger["settings"][setting])
     arms = finished(ledger, setting)
     if not arms:
-        return [*blocks, "No cell of this setting is finished yet."]
+        return [*blocks, "No arm of this setting is finished yet."]
     seen = {**ledger, "variants": [one for one in ledger["variants"] if not one["extra"] or one["name"] in arms]}
     kinds = finished_kinds(ledger, arms)
     for part in (part for part in PARTS if part.about in kinds):
         # The questions name arms that may not have run, and say so.
-        found = part.table(ledger if part.about == "extra" else seen, setting)
-        blocks += [f"### {part.title}", part.text, found]
+        shown = ledger if part.about == "extra" else seen
+        blocks += [f"### {part.title}", part.text, *(make(shown, setting) for make in part.tables)]
         for figure, caption in part.figures.items():
             name = f"{NAME}-{slug}-{figure}.png"
             blocks += [f"![{caption}]({name})", f"*{caption}*"] if name in images else []
@@ -154,7 +127,7 @@ def setting_section(ledger: Ledger, setting: str, slug: str, images: Collection[
 
 def finished(ledger: Ledger, setting: str) -> set[str]:
     """The arms (and "swap") of which some seed is finished."""
-    return {cell["variant"] for cell in ledger["cells"].values() if cell["setting"] == setting}
+    return {cell["variant"] for cell in ledger["cells"].values() if cell["setting"] == setting} - {PERFECT}
 
 
 def finished_kinds(ledger: Ledger, arms: Collection[str]) -> set[str]:
@@ -162,79 +135,3 @@ def finished_kinds(ledger: Ledger, arms: Collection[str]) -> set[str]:
     beyond = {one["name"] for one in ledger["variants"] if one["extra"]}
     found = {"any": arms, "swap": {SWAP} & {*arms}, "trained": {*arms} - {BASE, SWAP}, "extra": beyond & {*arms}}
     return {kind for kind, members in found.items() if members}
-
-
-ROWS = "Filled: mean over seeds. Rings: every seed. Diamonds: arms beyond the paper."
-BAND = "Lines: mean over seeds. Bands: from the lowest to the highest seed."
-PARTS = (
-    Part("The paper's orderings", "The verdicts above with the differences behind them.", tables.verdict_table),
-    Part(
-        "Pass@1 (Tables 2 and 3 in kind)",
-        "x1: one window of C, compaction off. xN: up to N - 1 compactions. 2C: one window of 2C, compaction off.",
-        tables.pass_table,
-        {
-            "pass": f"Pass@1 in every mode. {ROWS} Bars: 95% intervals.",
-            "differences": f"Paired differences to the full method, in the compacting mode. {ROWS} Bars: 95% intervals.",
-        },
-    ),
-    Part(
-        "Who writes the summaries (Table 1 in kind)",
-        "A policy acts in the compacting mode, and another one writes its summaries. *perfect* and *empty* are scripted: "
-        "all facts in view, or none.",
-        tables.swap_table,
-        about="swap",
-    ),
-    Part("The method's two parts (Table 4 in kind)", "In the compacting mode.", tables.ablation_table, about="trained"),
-    Part(
-        "What the rollouts do (Figure 3 in kind)",
-        "Measured in the compacting mode, after training.",
-        tables.behaviour_table,
-        {"behaviour": f"Compactions, tool calls, and Pass@1 of the tasks that compacted. {ROWS}"},
-    ),
-    Part(
-        "How training goes (Figure 4 in kind)",
-        "From the batches that are trained on, each arm in the modes that it is trained in: compare heights with care.",
-        tables.training_table,
-        {
-            "dynamics": f"Lengths and entropy over training. {BAND}",
-            "reward": f"Reward over training. {BAND} Dashed: arms beyond the paper.",
-        },
-        about="trained",
-    ),
-    Part(
-        "Credit and critic",
-        "How much of the credit summaries get, and how well the critic knows each segment.",
-        tables.credit_table,
-        {"credit": f"Credit of the summaries and the critic's explained variance. {BAND}"},
-        about="trained",
-    ),
-    Part("Beyond the paper", "Questions that the paper leaves open.", tables.question_table, about="extra"),
-    Part("Every seed", "Pass@1 in %.", tables.seed_table),
-    Part("What it costs", "Wall-clock time counts neighbours on the same machine.", tables.cost_table),
-)
-"""A setting's section."""
-
-VERDICTS = (
-    "Every ordering that the paper's tables show, with the paper's own mean difference in points and in how many of its "
-    "columns (models and benchmarks) it goes this way. *holds*: the 95% interval of the paired difference lies above 0; "
-    "*does not hold*: it lies below 0, so the opposite is seen here; *undecided*: it contains 0, which shows neither a "
-    "difference nor that there is none. The differences stand in each setting's section."
-)
-STATISTICS = """\
-Every policy of a setting meets the same held-out tasks, so policies are compared task by task and seed by seed: the
-difference of two arms is the mean over seeds of the mean difference over tasks that both finished.
-
-Seeds and tasks are both samples. The intervals come from the crossed bootstrap: seeds and tasks are resampled
-independently of each other, 10,000 times, and the interval holds the middle 95% of what comes out. It counts the noise of
-single rollouts more than once, so it tends to be too wide where that noise dominates; over a handful of seeds that differ
-much it is too narrow, as any percentile bootstrap is. That is why a t interval over the seeds' own differences stands
-beside it. It takes the tasks as given and needs no resampling; where the two disagree (†), the verdict is not safe.
-
-No interval is corrected for multiple comparisons. Among many orderings some are decided by chance alone."""
-LIMITS = """\
-- The packaged tasks are generated and ask for remembering and little else. Real agents also search, write code and err in
-  ways that are not possible here.
-- The policies are tiny and were taught the tasks' format by a warm start. What a large model brings along, they lack, so
-  sizes of effects do not carry over; orderings may not either.
-- Seeds are few. An effect smaller than the intervals may exist and not be seen.
-- Learning rates and the like are shared by all arms and not tuned for each. An arm might do better with its own."""

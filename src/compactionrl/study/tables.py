@@ -1,68 +1,92 @@
-"""The study's tables in Markdown: pure functions of the ledger and a setting. What is not finished yet is a dash."""
+"""What was measured on the held-out tasks, in Markdown: functions of the ledger and a setting.
+
+What is not finished yet is a dash.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from statistics import fmean
-from typing import Any, get_args
-
-from compactionrl.study import claims
-from compactionrl.study.bootstrap import Interval, Paired, interval, outcomes
-from compactionrl.study.claims import CLAIMS, XN, Claim, Ledger
-from compactionrl.study.markdown import (
-    DASH,
-    change,
-    escape,
-    number,
-    percent,
-    percents,
-    points,
-    seed_points,
-    signed,
-    table,
+from compactionrl.study.arms import (
+    Ledger,
+    all_seeds,
+    average,
+    ceiling,
+    cells_of,
+    names,
+    rate,
+    seeds,
+    title,
+    to_full,
+    unequal,
 )
-
-Cell = dict[str, Any]
-
-ENDS = 5
-"""Updates that stand for the beginning and for the end of training."""
-LATE = 10
-"""Last updates over which credit is averaged, as the ledger's explained variance is."""
+from compactionrl.study.bootstrap import Paired, outcomes
+from compactionrl.study.claims import agrees
+from compactionrl.study.grid import SWAP
+from compactionrl.study.markdown import DASH, escape, number, percent, points, seed_points, table
 
 RATES = "Pass@1 in %: mean over seeds (95% interval, seeds and held-out tasks resampled)."
-PAIRED = "Differences in points, paired by seed and task."
-CHANCE = "Nothing is corrected for many comparisons: one in twenty without any difference would be decided by chance."
+PAIRED = "Differences in points, paired by seed and task (95% interval)."
 DAGGER = "† Here the t interval over the seeds, which takes the tasks as given, does not say the same."
+PERFECT_PLAYER = "a perfect player (scripted)"
 
 
 def pass_table(ledger: Ledger, setting: str) -> str:
-    """Tables 2 and 3 in kind: Pass@1 of every variant in every mode, and its distance from CompactionRL."""
+    """Tables 2 and 3 in kind: Pass@1 of every variant in every mode, and its distance from CompactionRL.
+
+    The last row is what a perfect player reaches, if it has played.
+    """
     header = ledger["settings"][setting]
+    modes = header["modes"]
     trained_in = {variant["name"]: variant["trained_in"].get(setting) for variant in ledger["variants"]}
-    head = ["variant", "trained in", *header["modes"], f"{header['compacting']}, to {title(ledger, 'full')}", "seeds"]
-    rows = (
+    rows = [
         [
             title(ledger, name),
-            trained_in[name] or DASH,
-            *(rate(ledger, setting, name, mode) for mode in header["modes"]),
+            escape(trained_in[name] or DASH),
+            *(rate(ledger, setting, name, mode) for mode in modes),
             points(to_full(ledger, setting, name)),
             seeds(ledger, setting, name),
         ]
         for name in names(ledger)
-    )
-    return table(head, rows, notes=[f"{RATES} {PAIRED}"])
+    ]
+    reached = [percent(ceiling(ledger, setting, mode)) for mode in modes]
+    if any(text != DASH for text in reached):
+        rows.append([PERFECT_PLAYER, DASH, *reached, DASH, DASH])
+    head = ["variant", "trained in", *map(escape, modes), against_full(ledger, header["compacting"]), "seeds"]
+    return table(head, rows, left=2, notes=[f"{RATES} {PAIRED}", *unequal(ledger, setting)])
+
+
+def difference_table(ledger: Ledger, setting: str) -> str:
+    """Every variant's distance from CompactionRL in every mode."""
+    modes = ledger["settings"][setting]["modes"]
+    found = {name: [to_full(ledger, setting, name, mode) for mode in modes] for name in names(ledger) if name != "full"}
+    rows = ([title(ledger, name), *map(marked_points, row)] for name, row in found.items())
+    open_ones = [pair for row in found.values() for pair in row if pair and not agrees(pair)]
+    notes = [f"To {title(ledger, 'full')}. {PAIRED}", *unequal(ledger, setting), *([DAGGER] if open_ones else [])]
+    return table(["variant", *map(escape, modes)], rows, notes=notes)
+
+
+def marked_points(found: Paired | None) -> str:
+    return points(found) if found is None or agrees(found) else f"{points(found)} †"
 
 
 def seed_table(ledger: Ledger, setting: str) -> str:
     """Pass@1 of every seed."""
-    numbers = sorted({cell["seed"] for cell in ledger["cells"].values() if cell["setting"] == setting})
-    rows = []
-    for name in names(ledger):
-        for mode in ledger["settings"][setting]["modes"]:
-            found = outcomes(ledger, setting, name, mode).per_seed
-            rows.append([title(ledger, name), mode, *(percent(found.get(seed)) for seed in numbers)])
-    return table(["variant", "mode", *(f"seed {seed}" for seed in numbers)], rows, left=2)
+    modes = ledger["settings"][setting]["modes"]
+    numbers = all_seeds(ledger, setting, names(ledger))
+    rows = (
+        [title(ledger, name), escape(mode), *each_seed(ledger, setting, name, mode, numbers)]
+        for name in names(ledger)
+        for mode in modes
+    )
+    return table(["variant", "mode", *by_seed(numbers)], rows, left=2)
+
+
+def each_seed(ledger: Ledger, setting: str, name: str, mode: str, numbers: list[int]) -> list[str]:
+    found = outcomes(ledger, setting, name, mode).per_seed
+    return [percent(found.get(seed)) for seed in numbers]
+
+
+def by_seed(numbers: list[int]) -> list[str]:
+    return [f"seed {seed}" for seed in numbers]
 
 
 def ablation_table(ledger: Ledger, setting: str) -> str:
@@ -73,21 +97,37 @@ def ablation_table(ledger: Ledger, setting: str) -> str:
         found = to_full(ledger, setting, name)
         measured = rate(ledger, setting, name, compacting)
         rows.append([title(ledger, name), measured, points(found), seed_points(found), seeds(ledger, setting, name)])
-    head = ["variant", compacting, f"to {title(ledger, 'full')}", "t interval", "seeds"]
+    head = ["variant", escape(compacting), f"to {title(ledger, 'full')}", "t interval", "seeds"]
     return table(head, rows, notes=[f"{RATES} {PAIRED}"])
 
 
 def swap_table(ledger: Ledger, setting: str) -> str:
     """Table 1 in kind: Pass@1 of a policy that acts, by who writes its summaries."""
-    cells = cells_of(ledger, setting, "swap")
-    pairs = dict.fromkeys(pair for cell in cells for pair in cell["evaluation"])
-    executors, summarisers = (dict.fromkeys(pair.split("/")[side] for pair in pairs) for side in (0, 1))
+    executors, summarisers = swapped(ledger, setting)
     rows = (
-        [title(ledger, acts), *(rate(ledger, setting, "swap", f"{acts}/{writes}") for writes in summarisers)]
+        [title(ledger, acts), *(rate(ledger, setting, SWAP, f"{acts}/{writes}") for writes in summarisers)]
         for acts in executors
     )
     head = ["acts", *(f"summaries: {title(ledger, name)}" for name in summarisers)]
-    return table(head, rows, notes=[f"{RATES} Seeds: {len(cells)}."])
+    return table(head, rows, notes=[f"{RATES} Seeds: {seeds(ledger, setting, SWAP)}."])
+
+
+def swap_seed_table(ledger: Ledger, setting: str) -> str:
+    """Every seed of Table 1 in kind."""
+    executors, summarisers = swapped(ledger, setting)
+    numbers = all_seeds(ledger, setting, [SWAP])
+    rows = (
+        [title(ledger, acts), title(ledger, writes), *each_seed(ledger, setting, SWAP, f"{acts}/{writes}", numbers)]
+        for acts in executors
+        for writes in summarisers
+    )
+    return table(["acts", "summaries", *by_seed(numbers)], rows, left=2, notes=["Pass@1 in % of every seed."])
+
+
+def swapped(ledger: Ledger, setting: str) -> tuple[list[str], list[str]]:
+    """Who acts, and who writes the summaries."""
+    pairs = [pair.split("/") for cell in cells_of(ledger, setting, SWAP) for pair in cell["evaluation"]]
+    return [*dict.fromkeys(acts for acts, _ in pairs)], [*dict.fromkeys(writes for _, writes in pairs)]
 
 
 def behaviour_table(ledger: Ledger, setting: str) -> str:
@@ -109,153 +149,9 @@ def behaviour_table(ledger: Ledger, setting: str) -> str:
         ]
 
     head = ["per rollout", "compactions", "tool calls", "Pass@1 where it compacted, %", "out of budget, %", "seeds"]
-    return table(head, map(row, names(ledger)), notes=["n: rollouts that compacted, of all seeds together."])
+    notes = ["n: rollouts that compacted, of all seeds together.", *unequal(ledger, setting)]
+    return table(head, map(row, names(ledger)), notes=notes)
 
 
-def training_table(ledger: Ledger, setting: str) -> str:
-    """Figure 4 in kind: lengths and entropy in the first and in the last updates."""
-    curves = {"summary_tokens": "tokens per summary", "response_tokens": "tokens per response", "entropy": "entropy"}
-
-    def row(name: str) -> list[str]:
-        cells = cells_of(ledger, setting, name)
-        ends = [(updates(cells, key, 0, ENDS), updates(cells, key, -ENDS)) for key in curves]
-        return [title(ledger, name), *(change(*pair) for pair in ends), str(len(cells))]
-
-    note = f"Mean of the first {ENDS} → of the last {ENDS} updates."
-    return table(["variant", *curves.values(), "seeds"], map(row, trained(ledger)), notes=[note])
-
-
-def credit_table(ledger: Ledger, setting: str) -> str:
-    """Where the credit goes: the summaries' share of it, E14's factor, and what the critic explains by segment."""
-    runs = {name: cells_of(ledger, setting, name) for name in trained(ledger)}
-    segments = {key for cells in runs.values() for cell in cells for key in cell["explained_variance"]}
-    order = sorted(segments, key=lambda key: int(key.removeprefix("segment_").rstrip("+")))
-
-    def row(name: str) -> list[str]:
-        cells = runs[name]
-        factors = [updates(cells, f"factor_{kind}", -LATE) for kind in ("summary", "execution")]
-        explained = [average(cell["explained_variance"].get(key) for cell in cells) for key in order]
-        figures = [percent(updates(cells, "summary_share", -LATE)), *map(number, [*factors, *explained])]
-        return [title(ledger, name), *figures, str(len(cells))]
-
-    by_segment = [f"EV, {key.replace('_', ' ')}" for key in order]
-    head = ["variant", "credit, %", "E14, summary", "E14, execution", *by_segment, "seeds"]
-    note = (
-        f"Means over the last {LATE} updates. Credit: the summaries' share of the sum of absolute advantages. "
-        "E14: its mean factor. EV: the share of its targets' variance that the critic explains."
-    )
-    return table(head, map(row, runs), notes=[note])
-
-
-def cost_table(ledger: Ledger, setting: str) -> str:
-    """What a run costs: its time, its tokens, its rollouts."""
-
-    def row(name: str) -> list[str]:
-        cells = cells_of(ledger, setting, name)
-        minutes = [average(cell["seconds"][kind] / 60 for cell in cells) for kind in ("wall", "cpu")]
-        kinds = ("sampled", "trained", "rollouts")
-        counts = [average(cell.get("tokens", {}).get(kind) for cell in cells) for kind in kinds]
-        figures = [*(number(value, 1) for value in minutes), *(number(value, 0) for value in counts)]
-        return [title(ledger, name), *figures, str(len(cells))]
-
-    head = ["mean per run", "minutes", "CPU minutes", "tokens sampled", "tokens optimised", "rollouts", "seeds"]
-    return table(head, map(row, names(ledger)))
-
-
-def verdict_table(ledger: Ledger, setting: str) -> str:
-    """Every ordering of the paper's tables, and whether it holds here."""
-    verdicts = [claims.judge(claim, ledger, setting) for claim in CLAIMS]
-    rows = (
-        [
-            verdict.claim.table,
-            escape(verdict.claim.text),
-            in_paper(verdict.claim),
-            marked(verdict.outcome, verdict.agrees),
-            points(verdict.paired),
-            seed_points(verdict.paired),
-            str(len(verdict.paired.per_seed) if verdict.paired else 0),
-        ]
-        for verdict in verdicts
-    )
-    head = ["table", "claim", "paper", "here", "difference", "t interval", "seeds"]
-    return table(head, rows, left=2, notes=footnotes(verdicts))
-
-
-def count_table(ledger: Ledger, setting: str) -> str:
-    """How many of the paper's orderings hold here: of those all of its columns show, and of the mixed ones."""
-    words = get_args(claims.Outcome)
-    counts = {"in all of the paper's columns": Counter[str](), "mixed in the paper": Counter[str]()}
-    consistent, mixed = counts.values()
-    for claim in CLAIMS:
-        kind = consistent if claim.held == len(claim.paper) else mixed
-        kind[claims.judge(claim, ledger, setting).outcome] += 1
-    rows = ([kind, *(str(found[word]) for word in words), str(found.total())] for kind, found in counts.items())
-    return table(["orderings", *words, "all"], rows)
-
-
-def question_table(ledger: Ledger, setting: str) -> str:
-    """The questions that go beyond the paper."""
-    answers = claims.answers(ledger, setting)
-
-    def row(answer: claims.Answer) -> list[str]:
-        found = answer.estimate if isinstance(answer.estimate, Paired) else None
-        size = f"{percents(answer.estimate)} %" if isinstance(answer.estimate, Interval) else points(found)
-        return [escape(answer.question), marked(answer.result, answer.agrees), size, seed_points(found)]
-
-    head = ["question", "answer", "difference, or share", "t interval"]
-    return table(head, map(row, answers), left=2, notes=footnotes(answers))
-
-
-def footnotes(found: Sequence[claims.Verdict | claims.Answer]) -> list[str]:
-    return [f"{PAIRED} {CHANCE}", *([] if all(each.agrees for each in found) else [DAGGER])]
-
-
-def marked(word: str, agrees: bool) -> str:
-    return word if agrees else f"{word} †"
-
-
-def in_paper(claim: Claim) -> str:
-    """The paper's mean difference, and in how many of its columns it goes this way."""
-    gain = fmean(better - worse for better, worse in claim.paper) / 100
-    mixed = "" if claim.held == len(claim.paper) else "mixed, "
-    return f"{signed(gain)} ({mixed}{claim.held} of {len(claim.paper)})"
-
-
-def names(ledger: Ledger) -> list[str]:
-    return [variant["name"] for variant in ledger["variants"]]
-
-
-def trained(ledger: Ledger) -> list[str]:
-    return [name for name in names(ledger) if name != "base"]
-
-
-def title(ledger: Ledger, name: str) -> str:
-    """The title of a variant; a summariser that is none goes by its name."""
-    return escape(next((each["title"] for each in ledger["variants"] if each["name"] == name), name))
-
-
-def cells_of(ledger: Ledger, setting: str, name: str) -> list[Cell]:
-    return [cell for cell in ledger["cells"].values() if (cell["setting"], cell["variant"]) == (setting, name)]
-
-
-def seeds(ledger: Ledger, setting: str, name: str) -> str:
-    return str(len(cells_of(ledger, setting, name)))
-
-
-def rate(ledger: Ledger, setting: str, name: str, mode: str) -> str:
-    found = outcomes(ledger, setting, name, mode)
-    return percents(interval(found.matrix) if found.seeds else None)
-
-
-def to_full(ledger: Ledger, setting: str, name: str) -> Paired | None:
-    return claims.compare(ledger, setting, (name, XN), ("full", XN)) if name != "full" else None
-
-
-def updates(cells: Sequence[Cell], curve: str, start: int, stop: int | None = None) -> float | None:
-    """Mean over seeds of a curve's mean over some updates; those without a value do not count."""
-    return average(average(cell["curves"].get(curve, [])[start:stop]) for cell in cells)
-
-
-def average(values: Iterable[float | None]) -> float | None:
-    found = [value for value in values if value is not None]
-    return fmean(found) if found else None
+def against_full(ledger: Ledger, mode: str) -> str:
+    return f"{escape(mode)}, to {title(ledger, 'full')}"

@@ -41,7 +41,7 @@ def page(ledger: dict[str, Any], found: dict[str, str]) -> str:
         "# The study's policies on fresh tasks",
         "",
         "Pass@1 in % in the compacting mode, mean over seeds: on the tasks that the study reports, and on as many tasks of",
-        "another seed, which no pilot run was measured on. Made by `python benchmarks/study_fresh_tasks.py` from the study's runs.",
+        "another seed, which no pilot run was measured on. Made by `benchmarks/study_fresh_tasks.py` from the study's runs.",
     ]
     for setting, header in ledger["settings"].items():
         lines += [

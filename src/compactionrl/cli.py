@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
@@ -54,7 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ModuleNotFoundError as error:
         if error.name not in EXTRAS:
             raise
-        fail(f"{error.name} is not installed; this command needs: pip install 'compactionrl[train]'")
+        fail_without(error.name)
+
+
+def fail_without(module: str) -> NoReturn:
+    fail(f"{module} is not installed; this command needs: pip install 'compactionrl[train]'")
 
 
 def fail(message: str) -> NoReturn:
@@ -232,6 +237,9 @@ def study(
     ] = None,
 ) -> None:
     """Train every arm of the paper's tables on several seeds and report them. Goes on where it was stopped."""
+    for module in sorted(EXTRAS):
+        if find_spec(module) is None:  # now, not in the log of every cell
+            fail_without(module)
     from rich.console import Console
 
     from compactionrl.study.study import study

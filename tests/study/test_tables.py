@@ -289,7 +289,7 @@ def test_verdicts_with_their_figures() -> None:
     text = verdicts.verdict_table(ledger, "plain")
     found = records(text, "ordering")
     assert list(found["CompactionRL beats the base"].values()) == [
-        *["2, 3", "CompactionRL beats the base", "+5.6 (4 of 4)", "holds"],
+        *["CompactionRL beats the base", "2, 3", "+5.6 (4 of 4)", "holds"],
         *["+100.0 (+100.0 to +100.0)", "+100.0 to +100.0", "2"],
     ]
     assert found["CompactionRL beats the base even with summaries untrained"]["paper"] == "+2.0 (3 of 4)"
@@ -311,7 +311,7 @@ def test_the_papers_consistent_orderings_stand_first_and_apart() -> None:
         first, _, second = text.partition("**Mixed in the paper**")
         assert first.startswith("**In all of the paper's columns**\n\n|")
         for part, consistent in ((first, True), (second, False)):
-            shown = [row[1] for row in rows(part)[1:]]
+            shown = [row[0] for row in rows(part)[1:]]
             assert shown == [claim.text for claim in CLAIMS if claim.consistent == consistent]
 
 

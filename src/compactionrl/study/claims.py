@@ -229,7 +229,9 @@ def against_full(name: str) -> tuple[Point, Point]:
 
 QUESTIONS: dict[str, tuple[Point, Point]] = {
     "exact GAE over the joined rollout, against E14's correction": against_full("concatenated"),
-    "lambda from the segment's length, against the rollout's": against_full("lambda-segment"),
+    "lambda from the segment's length (the paper's words taken literally), against the rollout's": against_full(
+        "lambda-segment"
+    ),
     "lambda from the window's length, against the rollout's": against_full("lambda-window"),
     "the critic's lambda coupled to the policy's, against 1": against_full("coupled-lambda"),
     "group-relative without a critic, against CompactionRL": against_full("group"),

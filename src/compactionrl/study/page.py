@@ -28,7 +28,7 @@ a { color: var(--link); }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; margin: .5em 0 1em; }
 th, td { border: 1px solid var(--line); padding: .3em .6em; min-width: 3rem; }
-td:first-child:has(+ [style*=right]) { min-width: 11rem; }
+td:first-child:has(+ [style*=right]), td:first-child:has(+ td + [style*=right]) { min-width: 11rem; }
 [style*=right] { white-space: nowrap; }
 th { background: var(--soft); }
 th:empty { padding: 0; }

@@ -28,7 +28,7 @@ KINDS = {"In all of the paper's columns": True, "Mixed in the paper": False}
 
 def verdict_table(ledger: Ledger, setting: str) -> str:
     """Every ordering of the paper's tables, and whether it holds here: two tables, the consistent ones first."""
-    head = ["table", "ordering", "paper", "here", "difference", "t interval", "seeds"]
+    head = ["ordering", "table", "paper", "here", "difference", "t interval", "seeds"]
     verdicts = [claims.judge(claim, ledger, setting) for claim in CLAIMS]
 
     def row(verdict: Verdict) -> list[str]:
@@ -44,7 +44,7 @@ def overview_table(ledger: Ledger, names: Sequence[str]) -> str:
     """Every ordering's verdict in each of the named settings: two tables, the consistent ones first."""
     verdicts = {claim: [claims.judge(claim, ledger, name) for name in names] for claim in CLAIMS}
     rows = {claim: [*ordering(claim), *map(word, row)] for claim, row in verdicts.items()}
-    head = ["table", "ordering", "paper", *map(escape, names)]
+    head = ["ordering", "table", "paper", *map(escape, names)]
     return two_tables(head, rows, footnotes([verdict for row in verdicts.values() for verdict in row]))
 
 
@@ -99,5 +99,5 @@ def excludes(found: Verdict | Answer) -> bool:
 
 
 def ordering(claim: Claim) -> list[str]:
-    """Table, text, and the paper's mean difference with how many of its columns go this way."""
-    return [claim.table, escape(claim.text), f"{signed(claim.gain)} ({claim.held} of {len(claim.paper)})"]
+    """Text, table, and the paper's mean difference with how many of its columns go this way."""
+    return [escape(claim.text), claim.table, f"{signed(claim.gain)} ({claim.held} of {len(claim.paper)})"]

@@ -113,6 +113,18 @@ def test_another_seed_is_another_base(base: tuple[Path, Cell, dict[str, Any]], t
     assert other["base"] != base[2]["base"]
 
 
+def test_a_perfect_player_solves_what_its_windows_hold(base: tuple[Path, Cell, dict[str, Any]]) -> None:
+    """Two facts in at most 12 notes: four windows, or one of 4C, hold them all; one of C holds the short tasks."""
+    root, cell, result = base
+    folder = prepared(root, Cell(cell.setting, "perfect", cell.seed))
+    perfect = run_cell(folder)
+    outcomes = {mode: found["outcomes"] for mode, found in perfect["evaluation"].items()}
+    assert outcomes["4C"] == outcomes["x4"] == "1" * 8
+    assert 0 < outcomes["x1"].count("1") < 8
+    assert perfect["evaluation"]["x1"]["budget_exhausted"] == outcomes["x1"].count("0") / 8
+    assert perfect["base"] == result["base"], "it lends its tokenizer"
+
+
 @pytest.fixture(scope="module")
 def trained(base: tuple[Path, Cell, dict[str, Any]]) -> tuple[Path, dict[str, Any]]:
     root, cell, _ = base

@@ -1,5 +1,6 @@
 """A base for the demo's recipe that has hardly learned anything: enough to run every command, and made in a moment."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -21,3 +22,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made") / "base"
     make_base(load_config(DEMO, TINY), folder)
     return folder
+
+
+# A shell starts background jobs with SIGINT ignored, and children inherit that: tests that press Ctrl-C would press in vain.
+signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -72,3 +74,21 @@ class Study:
 
     def without_time(self) -> dict[str, Any]:
         return {key: {k: v for k, v in cell.items() if k != "seconds"} for key, cell in self.recorded().items()}
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 200
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def nobody_works(runs: Path) -> bool:
+    """Whether no process holds a cell's folder."""
+    for path in runs.glob("*/*/*/lock"):
+        with path.open("r+") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+    return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import random
@@ -12,12 +11,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from study_fakes import HERE, Study, tiny
+from study_fakes import HERE, Study, nobody_works, tiny, wait_until
 
 from compactionrl.config import ConfigError
 from compactionrl.study import runner as module
@@ -258,24 +257,6 @@ def interrupted(study: Study, seconds: float) -> bool:
         return False
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-def nobody_works(study: Study) -> bool:
-    """Whether no process holds a cell's folder."""
-    for path in study.runs.glob("*/*/*/lock"):
-        with path.open("r+") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-    return True
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_ctrl_c_at_any_moment_loses_nothing(study: Study, seed: int) -> None:
     """Between any two instructions, again and again, until it ends by itself."""
@@ -285,7 +266,7 @@ def test_ctrl_c_at_any_moment_loses_nothing(study: Study, seed: int) -> None:
     interruptions = 0
     while not interrupted(study, rng.uniform(0.0, 0.02 * interruptions)):
         interruptions += 1
-        wait_until(lambda: nobody_works(study))
+        wait_until(lambda: nobody_works(study.runs))
         found = study.recorded()
         assert {key: found[key] for key in known} == known
         assert {key: study.events(key) for key in history} == history, "what is recorded is not run again"
@@ -336,7 +317,7 @@ def test_the_cells_of_a_killed_study_stop_and_the_next_one_goes_on(study: Study,
         process.kill()
         process.communicate()
         assert process.returncode == -signal.SIGKILL
-        wait_until(lambda: nobody_works(study))
+        wait_until(lambda: nobody_works(study.runs))
         assert {key: study.recorded()[key] for key in before} == before
     assert any(event.startswith("stopped") for event in study.events())
     assert study.run(8)
@@ -353,7 +334,7 @@ def test_a_new_study_waits_for_the_cells_of_a_killed_one(study: Study) -> None:
     process.kill()
     process.communicate()
     with alone(study.runs):  # a cell holds its own folder, not the study's
-        assert not nobody_works(study)
+        assert not nobody_works(study.runs)
         Study(study.folder, CELLS[:1], keep_plan=True).run()
     assert study.events("tiny/base/1") == ["start", "start", "end", "end"]
     assert set(study.recorded()) == {"tiny/base/1"}
@@ -369,5 +350,5 @@ def test_one_study_at_a_time_in_a_folder(study: Study, tmp_path: Path) -> None:
     process.communicate()
     with alone(study.runs, study.runs / "."), alone(tmp_path / "free"):
         """Given twice, a folder is held once."""
-    wait_until(lambda: nobody_works(study))
+    wait_until(lambda: nobody_works(study.runs))
     assert not study.recorded()

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from study_fakes import TINY
+from study_fakes import TINY, nobody_works, wait_until
 
 from compactionrl.cli import main
 from compactionrl.study.runner import alone
@@ -44,24 +42,6 @@ def ledger(folder: Path) -> dict[str, Any]:
 
 def without_time(folder: Path) -> dict[str, Any]:
     return {key: {k: v for k, v in cell.items() if k != "seconds"} for key, cell in ledger(folder)["cells"].items()}
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 200
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
-def nobody_works(folder: Path) -> bool:
-    """Whether no process holds a cell's folder."""
-    for path in folder.glob("runs/*/*/*/lock"):
-        with path.open("r+") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-    return True
 
 
 @pytest.fixture(scope="module")
@@ -134,10 +114,10 @@ def test_killed_and_interrupted_it_goes_on_and_ends_the_same(whole: tuple[Path, 
             assert process.returncode == 1, output
             assert "stopped: every cell has a checkpoint; the same command goes on" in output
             assert f"wrote {tmp_path / 'out' / 'study.md'}" in output
-            assert nobody_works(tmp_path), "it waits for its cells"
+            assert nobody_works(tmp_path / "runs"), "it waits for its cells"
         else:
             assert process.returncode == -signal.SIGKILL, output
-            wait_until(lambda: nobody_works(tmp_path))  # orphans stop by themselves
+            wait_until(lambda: nobody_works(tmp_path / "runs"))  # orphans stop by themselves
         assert "broke down" not in output
         after = ledger(tmp_path)["cells"]
         assert {key: after[key] for key in before} == before

@@ -29,11 +29,11 @@ from compactionrl.evaluation.evaluate import evaluate
 from compactionrl.evaluation.report import read_metrics
 from compactionrl.measure import measure, open_policy
 from compactionrl.samplers.protocol import Sampler
+from compactionrl.study.runner import RESULT, SPEC
 from compactionrl.training.atomic import MANIFEST, describe, write_file
 from compactionrl.training.trainer import Trainer
 
 Result = dict[str, Any]
-RESULT = "result.json"
 STOPPED = 130
 """Exit code of a cell that was asked to stop; it goes on where it was when it is started again."""
 LATEST = 10
@@ -57,7 +57,7 @@ KEPT = ("compactions", "tool_calls", "turns", "summary_tokens", "response_tokens
 
 
 def run_cell(folder: Path) -> Result:
-    spec = json.loads((folder / "cell.json").read_text())
+    spec = json.loads((folder / SPEC).read_text())
     config = parse_config(spec["config"])
     policies = {name: Path(path) for name, path in spec["policies"].items()}
     base = policies.get("base", folder / "base")

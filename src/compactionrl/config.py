@@ -60,6 +60,23 @@ class ModelConfig(Section):
     renderer: str = Field("qwen3", description="Chat format: a name known to the `renderers` package.")
     renderer_options: dict[str, Any] = Field(default_factory=dict, description="Options of that chat format.")
     device: str = Field("auto", description="'auto' (cuda if there is one, else cpu), 'cpu', 'cuda', 'cuda:1', 'mps'.")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="Of the weights that compute; with bfloat16 the optimiser keeps float32 masters."
+    )
+    implementation: Literal["auto", "packed", "transformers"] = Field(
+        "auto",
+        description="'packed': our decoder for Qwen3 and Llama; 'transformers': any causal language model, slower.",
+    )
+
+
+class LoraConfig(Section):
+    """Low-rank adapters (Hu et al. 2021) for policy and critic, through peft; the weights of the base stay frozen."""
+
+    rank: int = Field(0, ge=0, description="Rank of the adapters; 0: all weights are trained.")
+    alpha: float = Field(32.0, gt=0, description="The adapters are scaled by alpha / rank.")
+    targets: list[str] = Field(
+        [], description="Names of the linear layers that get one, such as q_proj; none: all inside the blocks."
+    )
 
 
 class ContextConfig(Section):
@@ -128,11 +145,35 @@ class LimitsConfig(Section):
 
 
 class SamplingConfig(Section):
-    sampler: str = Field("local", description="'local' (in process), or 'module:Class' of your own Sampler.")
+    sampler: str = Field(
+        "local",
+        description="'local' (in process), 'vllm' or 'sglang' (servers, see [server]), or 'module:Class' of your own.",
+    )
     sampler_options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of your own Sampler.")
     temperature: float = Field(1.0, ge=0, description="Softmax temperature; 0 is greedy (evaluation only).")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus; training refuses anything below 1.")
     concurrency: int = Field(64, ge=1, description="Rollouts in flight at a time.")
+
+
+class ServerConfig(Section):
+    """Servers that sample (`sampling.sampler` 'vllm' or 'sglang'): all serve the same model, and stand in for each other."""
+
+    urls: list[str] = Field([], description="Base addresses, such as http://127.0.0.1:8000.")
+    model: str = Field("", description="The name under which they serve it; '': their only one.")
+    key_variable: str = Field("", description="Environment variable with the API key; the key itself is never stored.")
+    connect_seconds: float = Field(10.0, gt=0, description="Most seconds until a server takes a connection.")
+    request_seconds: float = Field(1200.0, gt=0, description="Most seconds of one request, its answer included.")
+    retries: int = Field(5, ge=0, description="Times a request that failed is tried again, with growing pauses.")
+    in_flight: int = Field(64, ge=1, description="Requests at a time to one server.")
+    weights: str = Field(
+        "",
+        description="Folder, seen by the servers too, for the weights that training pushes; '': in the run's folder.",
+    )
+    probe_tolerance: float = Field(
+        0.0,
+        ge=0,
+        description="After a push: most a probe's log-probability may differ from the trainer's; 0: by model.dtype.",
+    )
 
 
 class EnvironmentConfig(Section):
@@ -163,6 +204,17 @@ class TrainConfig(Section):
     critic_lambda: Annotated[float, Field(ge=0, le=1)] | Literal["policy"] = Field(
         1.0, description="lambda of the critic's targets; 'policy': the same as the policy's."
     )
+    policy_loss: Literal["clip", "truncated", "masked"] = Field(
+        "clip",
+        description="'clip': E12. 'truncated': importance weights cut at ratio_cap (TIS). 'masked': no gradient where the "
+        "ratio leaves the clip range on either side (SAO).",
+    )
+    ratio_cap: float = Field(2.0, gt=0, description="Cap of the importance weights of 'truncated'.")
+    staleness: int = Field(
+        0,
+        ge=0,
+        description="Policy versions by which a trained token may be behind: rollouts run ahead of the updates; 0: none.",
+    )
     clip_low: float = Field(0.2, gt=0, description="Ratio clipped below at 1 - clip_low (E12).")
     clip_high: float = Field(0.2, gt=0, description="Ratio clipped above at 1 + clip_high (E12).")
     value_clip: float | None = Field(None, gt=0, description="Clip of the value update; none by default.")
@@ -175,12 +227,21 @@ class TrainConfig(Section):
     entropy_bonus: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
     policy_lr: float = Field(5e-4, gt=0, description="Adam learning rate of the policy.")
     critic_lr: float = Field(2e-3, gt=0, description="Adam learning rate of the critic.")
+    critic_trunk: Literal["own", "frozen", "shared"] = Field(
+        "own",
+        description="'own': a whole model from the same checkpoint (the paper); 'frozen': only its value head is trained; "
+        "'shared': a value head on the policy's hidden states, which it does not train.",
+    )
     critic_updates: int = Field(2, ge=1, description="Critic updates per batch.")
     policy_updates: int = Field(1, ge=1, description="Policy updates per batch.")
     value_pretraining_steps: int = Field(
         6, ge=0, description="Batches that train only the critic, before the first policy update."
     )
     micro_batch_tokens: int = Field(8192, ge=1, description="Tokens of one micro-batch; longer windows go alone.")
+    gradient_checkpointing: bool = Field(
+        False,
+        description="Compute each block's activations again in the backward pass: less memory, a third more work.",
+    )
     max_grad_norm: float = Field(1.0, gt=0, description="Gradient norm clip, policy and critic each.")
     max_bad_updates: int = Field(3, ge=1, description="Non-finite updates in a row that stop the run.")
     retries: int = Field(
@@ -240,6 +301,9 @@ class EvaluationConfig(Section):
         min_length=1,
         description="x1: compaction off. x4: up to three compactions (xN: N - 1). long: one window of 4C (2C: of 2C).",
     )
+    runs: int = Field(1, ge=1, description="Rollouts per task and mode in `eval`, each with its own random stream.")
+    prompt_price: float = Field(0.0, ge=0, description="Price of a million prompt tokens; 0: unknown.")
+    completion_price: float = Field(0.0, ge=0, description="Price of a million sampled tokens; 0: unknown.")
     seed: int = Field(12345, ge=0, description="Seed of the sampling in evaluations.")
 
 
@@ -254,9 +318,11 @@ class RunConfig(Section):
 
 class Config(Section):
     model: ModelConfig = Field(default_factory=ModelConfig)
+    lora: LoraConfig = Field(default_factory=LoraConfig)
     context: ContextConfig = Field(default_factory=ContextConfig)
     limits: LimitsConfig = Field(default_factory=LimitsConfig)
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
+    server: ServerConfig = Field(default_factory=ServerConfig)
     environment: EnvironmentConfig = Field(default_factory=EnvironmentConfig)
     warm_start: WarmStartConfig = Field(default_factory=WarmStartConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)

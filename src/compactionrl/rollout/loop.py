@@ -64,6 +64,7 @@ async def run_rollout(
         rollout.end, rollout.error = "error", describe(error)
     except Exception as error:  # whatever a user's environment or sampler raises: recorded, counted, never a reward
         rollout.end, rollout.error = "error", describe(error)
+        rollout.retryable = getattr(error, "retryable", True)
     finally:
         await agent.close()
     if rollout.end == "error":

@@ -1,10 +1,28 @@
-"""What samples tokens: tokens in, tokens out."""
+"""What samples tokens: tokens in, tokens out.
+
+A sampler may also have, and is asked for, these methods: `async start(budget)`, before the first request, refuses what
+cannot work (a wrong model, a context limit below `budget` tokens); `async close()`, after the last one;
+`weights_changed(version)`, plain or async, whenever the policy that it samples from has new weights.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
+
+
+class SamplerError(RuntimeError):
+    """A request that got no answer. `retryable`: whether the same rollout may do better if it is tried again."""
+
+    retryable = True
+
+
+class SamplerRefused(SamplerError):
+    """What no retry can mend: a wrong model name, a context limit below C, a server without token ids. Says what to do."""
+
+    retryable = False
 
 
 @dataclass
@@ -46,3 +64,10 @@ class Sampler(Protocol):
     async def release(self, affinity: str) -> None:
         """The rollout has ended: what is cached for it may go."""
         ...
+
+
+async def optional(sampler: object, method: str, *arguments: Any) -> None:
+    """Call one of the methods that a sampler may have, plain or async; nothing happens if it has none."""
+    result = getattr(sampler, method, lambda *_: None)(*arguments)
+    if inspect.isawaitable(result):
+        await result

@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +14,10 @@ from compactionrl.method import (
     critic_diagnostics,
     estimate,
     kl_to_sampler,
+    masked,
     policy_diagnostics,
     ratio,
+    truncated,
 )
 
 from . import brute
@@ -29,6 +32,27 @@ def test_policy_numbers_by_hand() -> None:
     assert found["ratio/max"] == pytest.approx(2.0)
     assert found["ratio/clip_fraction"] == 0.5  # the last token moved the wrong way: it keeps its gradient
     assert found["ratio/kl_to_sampler"] == pytest.approx((2 * (1 - math.log(2)) + (-0.5 + math.log(2))) / 4)
+
+
+def test_each_loss_tells_on_how_many_tokens_it_acts() -> None:
+    """Ratios 0.7, 1, 1.25, 3: two or three of them outside (0.8, 1.3) or (0.8, 1.2), one above a cap of 2."""
+    logprobs, zeros = torch.tensor([0.7, 1.0, 1.25, 3.0], dtype=torch.float64).log(), torch.zeros(4)
+
+    def fractions(**options: Any) -> dict[str, float]:
+        found = policy_diagnostics(logprobs, zeros.double(), -torch.ones(4), **options)
+        return {key: value for key, value in found.items() if key.endswith("fraction")}
+
+    assert fractions(clip_high=0.3) == {"ratio/clip_fraction": 0.25}
+    assert fractions(kind="truncated", ratio_cap=2.0) == {"ratio/truncated_fraction": 0.25}
+    assert fractions(kind="masked", clip_high=0.3) == {"ratio/masked_fraction": 0.5}
+    assert fractions(kind="masked", clip_high=0.2) == {"ratio/masked_fraction": 0.75}
+
+
+def test_the_edges_of_mask_and_cap() -> None:
+    """The interval of the mask is open: its ends are outside. A ratio at the cap is not changed by it."""
+    rho = torch.tensor([0.5, 0.75, 1.0, 1.25, 1.5])
+    assert masked(rho, 0.25, 0.25).tolist() == [True, True, False, True, True]
+    assert truncated(rho, 1.25).tolist() == [False, False, False, False, True]
 
 
 def test_clipped_is_where_e12_gives_no_gradient() -> None:

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 from compactionrl.method import (
     NORMALISATIONS,
+    POLICY_LOSSES,
     Layout,
     entropy_bonus,
     estimate,
@@ -185,6 +186,79 @@ def test_clipping(rho: float, advantage: float, loss: float, slope: float) -> No
     assert logprob.grad.item() == pytest.approx(slope * rho)
 
 
+@pytest.mark.parametrize(
+    ("kind", "rho", "advantage", "weight"),
+    [
+        ("truncated", 0.1, 2.0, 0.1),
+        ("truncated", 1.4, -2.0, 1.4),
+        ("truncated", 1.5, 2.0, 1.5),
+        ("truncated", 9.0, 2.0, 1.5),  # held at the cap: it still has a gradient,
+        ("truncated", 9.0, -2.0, 1.5),  # whatever the sign
+        ("masked", 0.81, 2.0, 0.81),
+        ("masked", 1.29, -2.0, 1.29),
+        ("masked", 0.79, 2.0, 0.0),  # E12 would train it
+        ("masked", 0.79, -2.0, 0.0),
+        ("masked", 1.31, 2.0, 0.0),
+        ("masked", 1.31, -2.0, 0.0),  # E12 would train it
+    ],
+)
+def test_importance_weights_by_hand(kind: str, rho: float, advantage: float, weight: float) -> None:
+    """-weight A log pi, cap 1.5 or mask (0.8, 1.3), beside a token of ratio 1: loss and derivative by log pi.
+
+    The other token keeps its weight of a half: what is masked stays in the denominator.
+    """
+    behaviour = torch.tensor([-3.0, -1.0], dtype=torch.float64)
+    logprobs = (behaviour + torch.tensor([math.log(rho), 0.0])).requires_grad_()
+    advantages, halves = torch.tensor([advantage, 3.0], dtype=torch.float64), torch.tensor([0.5, 0.5])
+    found = policy_loss(logprobs, behaviour, advantages, halves, 0.2, 0.3, kind=kind, ratio_cap=1.5)
+    found.backward()
+    assert logprobs.grad.tolist() == pytest.approx([-0.5 * weight * advantage, -0.5 * 3.0])
+    assert found.item() == pytest.approx(0.5 * (weight * advantage * (3 - math.log(rho)) + 3.0 * 1.0))
+
+
+@pytest.mark.parametrize("kind", POLICY_LOSSES)
+@given(seeds)
+@settings(max_examples=20, deadline=None)
+def test_gradients_against_finite_differences(kind: str, seed: int) -> None:
+    """Of the loss with its importance weights held where they are: no gradient flows through those."""
+    generator = torch.Generator().manual_seed(seed)
+    behaviour, moved, advantages = torch.randn(3, 12, generator=generator, dtype=torch.float64)
+    logprobs, weights = behaviour + 0.4 * moved, torch.rand(12, generator=generator, dtype=torch.float64)
+    rho = (logprobs - behaviour).exp()
+    held = rho.clamp(max=1.2) if kind == "truncated" else rho * ((rho > 0.8) & (rho < 1.3))
+
+    def loss(at: Tensor) -> Tensor:
+        if kind == "clip":
+            return policy_loss(at, behaviour, advantages, weights, 0.2, 0.3)
+        return -(weights * held * advantages * at).sum()
+
+    step, eye = 1e-6, torch.eye(12, dtype=torch.float64)
+    expected = [float(loss(logprobs + step * row) - loss(logprobs - step * row)) / (2 * step) for row in eye]
+    trained = logprobs.clone().requires_grad_()
+    policy_loss(trained, behaviour, advantages, weights, 0.2, 0.3, kind=kind, ratio_cap=1.2).backward()
+    assert trained.grad.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-7)
+
+
+@given(seeds)
+@settings(max_examples=20, deadline=None)
+def test_at_ratio_one_all_kinds_have_one_gradient(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    behaviour, advantages = torch.randn(2, 9, generator=generator, dtype=torch.float64)
+    weights = torch.rand(9, generator=generator, dtype=torch.float64)
+    for kind in POLICY_LOSSES:
+        logprobs = behaviour.clone().requires_grad_()
+        policy_loss(logprobs, behaviour, advantages, weights, kind=kind).backward()
+        assert_close(logprobs.grad, -weights * advantages)
+
+
+@pytest.mark.parametrize("kind", ["truncated", "masked"])
+def test_a_ratio_beyond_all_numbers_is_cut_like_any_other(kind: str) -> None:
+    behaviour, one = torch.tensor([-1e4, -1.0]), torch.ones(2)
+    logprobs = torch.tensor([-1.0, -1.0], requires_grad=True)
+    policy_loss(logprobs, behaviour, one, one, kind=kind, ratio_cap=2.0).backward()
+    assert logprobs.grad.tolist() == [-2.0 if kind == "truncated" else 0.0, -1.0]
+
+
 def test_value_loss_by_hand() -> None:
     values, targets, w = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 2.0]), torch.tensor([0.5, 0.5])
     assert value_loss(values, targets, w).item() == pytest.approx(0.5 * 0.5 * (1 + 4))
@@ -198,5 +272,7 @@ def test_value_loss_by_hand() -> None:
 def test_mismatched_weights_are_refused() -> None:
     with pytest.raises(ValueError, match="2 tokens, 3 weights"):
         entropy_bonus(torch.ones(2), torch.ones(3))
+    with pytest.raises(ValueError, match=r"unknown policy loss 'ppo'.*clip, truncated, masked"):
+        policy_loss(*torch.ones(4, 2), kind="ppo")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="unknown normalisation"):
         token_weights(brute.from_lengths([[1]]), "rollout")

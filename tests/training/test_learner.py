@@ -80,6 +80,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"whiten": True},
     {"entropy_bonus": 0.3},
     {"temperature": 0.6},
+    {"policy_loss": "truncated", "ratio_cap": 1.1},
+    {"policy_loss": "masked", "clip_low": 0.1, "clip_high": 0.1},
 ]
 
 
@@ -126,6 +128,7 @@ def naive_results(seed: int, options: dict[str, Any]) -> tuple[Learner, Update]:
 @dataclass
 class Token:
     segment: tuple[int, int]
+    logprob: Tensor
     rho: Tensor
     entropy: Tensor
     value: Tensor
@@ -145,7 +148,12 @@ def naive_losses(learner: Learner, rollouts: list[Rollout]) -> tuple[Tensor, Ten
     for t in tokens:
         share = 1 / len(tokens) if c.normalisation == "token" else 1 / (len(sizes) * sizes[t.segment])
         advantage = t.advantage / scale * t.factor
-        gain = torch.minimum(t.rho * advantage, t.rho.clamp(1 - c.clip_low, 1 + c.clip_high) * advantage)
+        rho = t.rho.item()
+        gain = {
+            "clip": torch.minimum(t.rho * advantage, t.rho.clamp(1 - c.clip_low, 1 + c.clip_high) * advantage),
+            "truncated": min(rho, c.ratio_cap) * advantage * t.logprob,
+            "masked": rho * (1 - c.clip_low < rho < 1 + c.clip_high) * advantage * t.logprob,
+        }[c.policy_loss]
         policy -= share * (gain + c.entropy_bonus * t.entropy)
         error = (t.value - t.target) ** 2
         if c.value_clip:
@@ -159,7 +167,7 @@ def naive_losses(learner: Learner, rollouts: list[Rollout]) -> tuple[Tensor, Ten
 def naive_tokens(learner: Learner, number: int, rollout: Rollout) -> Iterator[Token]:
     assert learner.critic is not None
     c = learner.config
-    rows, windows = [], []  # of each segment: its tokens' (ratio, entropy, value), and its window
+    rows, windows = [], []  # of each segment: its tokens' (log-probability, ratio, entropy, value), and its window
     for window in rollout.windows:
         ids = torch.tensor(window.token_ids + [0] * (60 - len(window)))  # padded to one length
         logits = learner.policy(ids, [60]) @ learner.policy.head_weight.T / learner.temperature
@@ -169,21 +177,21 @@ def naive_tokens(learner: Learner, number: int, rollout: Rollout) -> Iterator[To
             for t in (t for t, s in enumerate(window.segment_ids) if s == segment.index):
                 logp = logits[t - 1].log_softmax(0)
                 rho = (logp[ids[t]] - window.logprobs[t]).exp()
-                row.append((rho, -(logp.exp() * logp).sum(), values[t - 1]))
+                row.append((logp[ids[t]], rho, -(logp.exp() * logp).sum(), values[t - 1]))
             rows.append(row)
             windows.append(window)
     for s, row in enumerate(rows):
         of_window = [other for other, window in zip(rows, windows, strict=True) if window is windows[s]]
         length = sum(map(len, {"rollout": rows, "window": of_window, "segment": [row]}[c.lambda_length]))
         decay = c.gamma * max(0.0, 1 - 1 / (c.alpha * length))
-        v = [value.item() for _, _, value in row] + [0.0]
+        v = [value.item() for *_, value in row] + [0.0]
         delta = [c.gamma * v[i + 1] - v[i] + rollout.reward * (i == len(row) - 1) for i in range(len(row))]
         factor = decay ** sum(map(len, rows[s + 1 :])) if c.estimator == "cross_trajectory" else 1.0
-        for i, (rho, entropy, value) in enumerate(row):
+        for i, (logprob, rho, entropy, value) in enumerate(row):
             later = range(i, len(row))
             advantage = sum(decay ** (j - i) * delta[j] for j in later)
             target = v[i] + sum((c.gamma * c.critic_lambda) ** (j - i) * delta[j] for j in later)
-            yield Token((number, s), rho, entropy, value, advantage, factor, target)
+            yield Token((number, s), logprob, rho, entropy, value, advantage, factor, target)
 
 
 def test_untrained_summaries_have_no_influence() -> None:

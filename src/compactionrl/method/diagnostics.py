@@ -8,28 +8,43 @@ import torch
 from torch import Tensor
 
 from compactionrl.method.advantages import Estimate
-from compactionrl.method.importance import clipped, kl_to_sampler, ratio
+from compactionrl.method.importance import clipped, kl_to_sampler, masked, ratio, truncated
 from compactionrl.method.layout import Layout
+from compactionrl.method.losses import PolicyLoss
 
 LAST_INDEX = 6
 """Segments from this place in their rollout on share one bucket."""
 
 
 def policy_diagnostics(
-    logprobs: Tensor, behaviour: Tensor, advantages: Tensor, *, clip_low: float = 0.2, clip_high: float = 0.2
+    logprobs: Tensor,
+    behaviour: Tensor,
+    advantages: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    kind: PolicyLoss = "clip",
+    ratio_cap: float = 2.0,
 ) -> dict[str, float]:
-    """Over optimised tokens [n]: `ratio/mean` and `ratio/max` (E11), `ratio/clip_fraction` (tokens that E12 gives no
-    gradient) and `ratio/kl_to_sampler` (nats per token, KL(pi_rollout || pi_theta)).
+    """Over optimised tokens [n]: `ratio/mean`, `ratio/max` (E11), `ratio/kl_to_sampler` (nats per token, KL(pi_rollout ||
+    pi_theta)), and the part on which the loss of that `kind` acts: `ratio/clip_fraction` (no gradient by E12),
+    `ratio/truncated_fraction` (held at `ratio_cap`) or `ratio/masked_fraction` (no gradient by SAO's mask).
     """
     if not logprobs.numel():
         return {}
     logprobs, behaviour = logprobs.detach().double(), behaviour.double()
     ratios = ratio(logprobs, behaviour)
+    if kind == "clip":
+        name, acted_on = "clip", clipped(ratios, advantages, clip_low, clip_high)
+    elif kind == "truncated":
+        name, acted_on = kind, truncated(ratios, ratio_cap)
+    else:
+        name, acted_on = kind, masked(ratios, clip_low, clip_high)
     return _finite(
         {
             "ratio/mean": ratios.mean(),
             "ratio/max": ratios.max(),
-            "ratio/clip_fraction": clipped(ratios, advantages, clip_low, clip_high).double().mean(),
+            f"ratio/{name}_fraction": acted_on.double().mean(),
             "ratio/kl_to_sampler": kl_to_sampler(logprobs, behaviour).mean(),
         }
     )

@@ -11,11 +11,13 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from compactionrl.method.importance import ratio
+from compactionrl.method.importance import masked, ratio
 from compactionrl.method.layout import Layout
 
 Normalisation = Literal["token", "segment"]
 NORMALISATIONS: tuple[Normalisation, ...] = get_args(Normalisation)
+PolicyLoss = Literal["clip", "truncated", "masked"]
+POLICY_LOSSES: tuple[PolicyLoss, ...] = get_args(PolicyLoss)
 
 
 def token_weights(layout: Layout, normalisation: Normalisation = "token", *, total: int | None = None) -> Tensor:
@@ -44,11 +46,26 @@ def policy_loss(
     weights: Tensor,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
+    *,
+    kind: PolicyLoss = "clip",
+    ratio_cap: float = 2.0,
 ) -> Tensor:
-    """E12: -sum of w min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A), rho of E11."""
+    """The policy's loss over tokens with weights w, rho of E11. Where rho is 1, all kinds have the same gradient.
+
+    "clip": E12, -sum of w min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A). "truncated": truncated importance
+    sampling (Ionides 2008), -sum of w sg(min(rho, ratio_cap)) A log pi, sg: no gradient flows through it.
+    "masked": SAO (arXiv 2607.07508), -sum of w sg(rho) A log pi over the tokens with rho inside (1 - clip_low,
+    1 + clip_high); the others have no gradient, whatever the sign of A, but keep their share in the weights.
+    """
+    if kind not in POLICY_LOSSES:
+        raise ValueError(f"unknown policy loss {kind!r}: choose one of {', '.join(POLICY_LOSSES)}")
     rho = ratio(logprobs, behaviour)
-    bounded = rho.clamp(1 - clip_low, 1 + clip_high)
-    return -_weighted(torch.minimum(rho * advantages, bounded * advantages), weights)
+    if kind == "clip":
+        bounded = rho.clamp(1 - clip_low, 1 + clip_high)
+        return -_weighted(torch.minimum(rho * advantages, bounded * advantages), weights)
+    rho = rho.detach()
+    rho = rho.clamp(max=ratio_cap) if kind == "truncated" else rho.masked_fill(masked(rho, clip_low, clip_high), 0.0)
+    return -_weighted(rho * advantages * logprobs, weights)
 
 
 def value_loss(

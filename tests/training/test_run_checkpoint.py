@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from training_fakes import parameters, random_rollouts, small_learner
 from transformers import AutoModelForCausalLM
 
+from compactionrl.config import Config
 from compactionrl.training import atomic
 from compactionrl.training.batch import build_batch
 from compactionrl.training.checkpoint import Checkpoints, State, load
@@ -39,6 +40,10 @@ def train(learner: Learner, seed: int) -> None:
     learner.update(batch, learner.credit(batch))
 
 
+def whole(learner: Learner) -> Config:
+    return Config(train=learner.config)
+
+
 def never(message: str) -> None:
     raise AssertionError(message)
 
@@ -50,7 +55,7 @@ def test_the_next_update_is_the_same_bit_for_bit(tmp_path: Path, tokenizer: Path
     state = State(value_batches=3, step=1, units=17, best={"checkpoint": "step-000001", "step": 1, "pass_at_1": 0.5})
     folder = Checkpoints(tmp_path / "checkpoints", keep=2).save(state, learner, tokenizer)
     learner.policy_optimiser.bad = 0
-    loaded_state, loaded = load(folder, learner.config, temperature=1.0)
+    loaded_state, loaded = load(folder, whole(learner), tokenizer)
     assert loaded_state == state
     assert (loaded.critic is None) == (learner.critic is None)
     for seed in (2, 3):
@@ -65,7 +70,7 @@ def test_before_the_first_update_and_between_bad_ones(tmp_path: Path, tokenizer:
     learner = small_learner()
     learner.critic_optimiser.bad = 2  # type: ignore[union-attr]
     folder = Checkpoints(tmp_path / "checkpoints", keep=1).save(State(), learner, tokenizer)
-    _, loaded = load(folder, learner.config, temperature=1.0)
+    _, loaded = load(folder, whole(learner), tokenizer)
     assert loaded.policy_optimiser.tensors() == {}
     assert loaded.critic_optimiser.bad == 2  # type: ignore[union-attr]
 
@@ -132,7 +137,7 @@ def test_a_crash_at_any_write_leaves_a_complete_checkpoint(
         assert latest is not None
         assert latest.name in ("step-000002", "step-000003")
         assert not messages, "a crash alone never damages a checkpoint that has its final name"
-        state, _ = load(latest, learner.config, temperature=1.0)
+        state, _ = load(latest, whole(learner), tokenizer)
         assert f"step-{state.step:06}" == latest.name
         assert not list(folder.glob(".partial*"))
         save(folder, 4)  # goes on as if nothing had happened

@@ -49,3 +49,7 @@ class Critic(nn.Module):
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.trunk == "own"):
             hidden = self.model.packed(token_ids, lengths)
         return self.score(hidden.to(self.score.weight.dtype)).squeeze(-1)
+
+    def checkpoint_gradients(self, on: bool) -> None:
+        """See `Transformer.checkpoint_gradients`."""
+        self.model.checkpoint_gradients(on)

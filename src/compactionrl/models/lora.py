@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from compactionrl.config import LoraConfig
+from compactionrl.config import ConfigError, LoraConfig
 from compactionrl.models.critic import Critic
 from compactionrl.models.tensors import save_tensors
 
@@ -48,24 +48,25 @@ def linear_layers(model: nn.Module) -> list[str]:
     return sorted({path[-1] for path in paths if any(part.isdecimal() for part in path)})
 
 
-def add_adapters(model: nn.Module, config: LoraConfig, *, base: str | Path, seed: int = 0) -> None:
+def add_adapters(model: nn.Module, config: LoraConfig, *, seed: int = 0) -> None:
     """Adapt a policy or critic, in place: its base is frozen, its adapters (and a critic's value head) are trained.
 
-    `base`: the folder that the base's weights come from. Raises ValueError for an unknown layer in `config.targets`.
+    Raises ConfigError for an unknown layer in `config.targets`.
     """
     from peft import LoraConfig as Adapters
     from peft import TaskType
 
     known = linear_layers(model)
     if unknown := sorted(set(config.targets) - set(known)):
-        raise ValueError(f"lora.targets: this model has no linear layer {', '.join(unknown)}; it has {', '.join(known)}")
+        raise ConfigError(
+            f"lora.targets: this model has no linear layer {', '.join(unknown)}; it has {', '.join(known)}"
+        )
     critic = isinstance(model, Critic)
     torch.manual_seed(seed)
     inject(
         model,
         Adapters(
             task_type=TaskType.TOKEN_CLS if critic else TaskType.CAUSAL_LM,
-            base_model_name_or_path=str(Path(base).absolute()),
             r=config.rank,
             lora_alpha=config.alpha,  # type: ignore[arg-type]
             target_modules=config.targets or known,
@@ -86,13 +87,15 @@ def inject(model: nn.Module, adapters: Any) -> None:
         model.score.requires_grad_(True)
 
 
-def save_adapters(model: nn.Module, folder: Path) -> None:
-    """Write an adapter folder of peft; a critic's value head is in it. The folder is created."""
+def save_adapters(model: nn.Module, folder: Path, base: Path) -> None:
+    """Write an adapter folder of peft, for the model in `base`; a critic's value head is in it. The folder is created."""
     folder.mkdir(parents=True, exist_ok=True)
     trained = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
     tensors = {PREFIX + name.replace(NAME, ""): p.detach().cpu().contiguous() for name, p in trained}
     save_tensors(tensors, folder / ADAPTER_WEIGHTS)
-    model.peft_config["default"].save_pretrained(folder)  # type: ignore[index,union-attr]
+    adapters: Any = copy.copy(model.peft_config["default"])  # type: ignore[index]
+    adapters.base_model_name_or_path = str(base.absolute())
+    adapters.save_pretrained(folder)
 
 
 def load_adapters(model: Model, folder: Path) -> Model:

@@ -111,7 +111,6 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.checkpointing = False
-        """Keep only each block's input for the backward pass, which computes the rest again."""
         # No buffer: `.to(bfloat16)` would round it.
         self.inverse_frequencies = config.inverse_frequencies()
 
@@ -125,6 +124,9 @@ class Decoder(nn.Module):
             else:
                 x = block(x, rotate, attention)
         return self.norm(x)
+
+    def checkpoint_gradients(self, on: bool) -> None:
+        self.checkpointing = on
 
     def rotation(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
         self.inverse_frequencies = self.inverse_frequencies.to(positions.device)
@@ -170,4 +172,4 @@ class Transformer(nn.Module):
 
     def checkpoint_gradients(self, on: bool) -> None:
         """Whether the backward pass computes each block's activations again instead of keeping them."""
-        self.model.checkpointing = on
+        self.model.checkpoint_gradients(on)

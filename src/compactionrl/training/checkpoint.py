@@ -1,9 +1,10 @@
 """A checkpoint: policy and critic, always as a pair, their optimisers, and where the run stands.
 
 step-000010/
-  policy/                       a Hugging Face folder with its tokenizer, ready to use
+  policy/                       a Hugging Face folder with its tokenizer, ready to use; adapters: a folder of peft
   critic/                       the same as a token classifier with one label (not with estimator 'group')
-  policy_adam.safetensors       optimiser state; never a pickle
+  value_head.safetensors        instead of critic/, where only the value head is trained
+  policy_adam.safetensors       optimiser state, float32 masters included; never a pickle
   critic_adam.safetensors
   state.json                    counters, task cursor, position in the metrics
   manifest.json                 size and hash of every file: written last, so that half a checkpoint is none
@@ -22,12 +23,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from compactionrl.config import TrainConfig
-from compactionrl.models import load_critic, load_policy, save_critic, save_policy
-from compactionrl.models.checkpoint import save_tensors
+from compactionrl.config import Config
+from compactionrl.models.tensors import save_tensors
 from compactionrl.training.atomic import PARTIAL, is_complete, write_folder
 from compactionrl.training.learner import Learner
 from compactionrl.training.optimiser import Optimiser
+from compactionrl.training.pair import build_pair, save_pair
 
 TOKENIZER_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "vocab*", "merges.txt", "*.model",
@@ -68,14 +69,16 @@ class Checkpoints:
         self.folder = folder
         self.keep = keep
 
-    def save(self, state: State, learner: Learner, tokenizer: Path) -> Path:
+    def save(self, state: State, learner: Learner, base: Path) -> Path:
         """Write the checkpoint of `state`, then drop those that are neither recent nor the best.
+
+        `base` is the folder that the run began with: the tokenizer is copied from there.
 
         One that exists is kept as it is, though an evaluation may have changed `state.best` since: resume repeats it.
         """
         folder = self.folder / state.name
         if not folder.exists():
-            write_folder(folder, lambda partial: fill(partial, state, learner, tokenizer))
+            write_folder(folder, lambda partial: fill(partial, state, learner, base))
         self.link_best(state)
         kept = {*self.names()[-self.keep :], state.best.get("checkpoint")}
         for name in self.names():
@@ -111,27 +114,21 @@ def age(name: str) -> tuple[bool, int]:
     return phase == "step", int(number)
 
 
-def fill(folder: Path, state: State, learner: Learner, tokenizer: Path) -> None:
-    save_policy(learner.policy, folder / "policy")
-    for path in sorted({path for pattern in TOKENIZER_FILES for path in tokenizer.glob(pattern)}):
+def fill(folder: Path, state: State, learner: Learner, base: Path) -> None:
+    save_pair(learner.policy, learner.critic, folder, base)
+    for path in sorted({path for pattern in TOKENIZER_FILES for path in base.glob(pattern)}):
         shutil.copyfile(path, folder / "policy" / path.name)
-    optimisers = [learner.policy_optimiser]
-    if learner.critic is not None and learner.critic_optimiser is not None:
-        save_critic(learner.critic, folder / "critic")
-        optimisers.append(learner.critic_optimiser)
+    optimisers = [o for o in (learner.policy_optimiser, learner.critic_optimiser) if o is not None]
     for optimiser in optimisers:
         save_tensors(optimiser.tensors(), folder / f"{optimiser.name}_adam.safetensors")
     bad = {optimiser.name: optimiser.bad for optimiser in optimisers}
     (folder / "state.json").write_text(json.dumps(asdict(state) | {"bad_updates": bad}, indent=1) + "\n")
 
 
-def load(
-    folder: Path, config: TrainConfig, *, temperature: float, device: torch.device | str = "cpu"
-) -> tuple[State, Learner]:
+def load(folder: Path, config: Config, base: Path, device: torch.device | str = "cpu") -> tuple[State, Learner]:
     """What `Checkpoints.save` wrote. The next update is bit for bit the one that would have followed."""
-    policy = load_policy(folder / "policy", device=device)
-    critic = None if config.estimator == "group" else load_critic(folder / "critic", device=device)
-    learner = Learner(policy, critic, config, temperature=temperature)
+    policy, critic = build_pair(config, base, device, folder)
+    learner = Learner(policy, critic, config.train, temperature=config.sampling.temperature)
     entries = json.loads((folder / "state.json").read_text())
     bad = entries.pop("bad_updates")
 

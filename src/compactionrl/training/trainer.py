@@ -10,11 +10,10 @@ from rich.console import Console
 
 from compactionrl import build
 from compactionrl.base import prepare
-from compactionrl.config import Config, ConfigError
+from compactionrl.config import Config
 from compactionrl.evaluation.behaviour import behaviour
 from compactionrl.evaluation.evaluate import evaluate
 from compactionrl.evaluation.modes import for_mode, training_contexts
-from compactionrl.models import Critic, load_policy
 from compactionrl.rollout.budget import ContextBudget
 from compactionrl.rollout.collect import Collected, CollectionError, collect
 from compactionrl.rollout.loop import RolloutSettings
@@ -26,6 +25,7 @@ from compactionrl.training.interrupt import Interrupt, Interrupted
 from compactionrl.training.learner import Learner
 from compactionrl.training.metrics import MetricsLog, flatten
 from compactionrl.training.order import units
+from compactionrl.training.pair import new_pair
 from compactionrl.training.progress import Progress
 from compactionrl.training.records import credit_by_window, write_rollouts
 from compactionrl.training.run_folder import RunFolder
@@ -75,15 +75,10 @@ class Trainer:
 
     def load(self) -> tuple[State, Learner]:
         """The latest checkpoint, or the beginning: policy and critic from the same base."""
-        train, temperature = self.config.train, self.config.sampling.temperature
         if latest := self.checkpoints.latest(self.console.print):
-            return checkpoint.load(latest, train, temperature=temperature, device=self.device)
-        try:
-            policy = load_policy(self.base, device=self.device)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"model.path: no policy can be loaded from {self.base}: {error}") from error
-        critic = None if train.estimator == "group" else Critic(load_policy(self.base, device=self.device))
-        return State(), Learner(policy, critic, train, temperature=temperature)
+            return checkpoint.load(latest, self.config, self.base, self.device)
+        policy, critic = new_pair(self.config, self.base, self.device)
+        return State(), Learner(policy, critic, self.config.train, temperature=self.config.sampling.temperature)
 
     def run(self) -> bool:
         """Train to the end, or until a signal asks to stop (False). Either way the latest state is in a checkpoint.

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from compactionrl.models.config import ModelConfig
 from compactionrl.models.critic import Critic
+from compactionrl.models.lora import ADAPTER_CONFIG, load_adapted, merged_state
+from compactionrl.models.tensors import save_tensors
 from compactionrl.models.transformer import Transformer
 
 WEIGHTS = "model.safetensors"
@@ -26,14 +29,19 @@ Model = TypeVar("Model", Transformer, Critic)
 def load_policy(
     folder: str | Path, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
 ) -> Transformer:
-    """The policy in `folder` (Qwen3ForCausalLM or LlamaForCausalLM). Raises ValueError for anything else."""
+    """The policy in `folder` (Qwen3ForCausalLM or LlamaForCausalLM, or peft's adapters for one that is still there).
+
+    Raises ValueError for anything else.
+    """
     folder = Path(folder)
+    if (folder / ADAPTER_CONFIG).is_file():
+        return load_adapted(folder, partial(load_policy, dtype=dtype, device=device))
     model = Transformer(_read_config(folder, "ForCausalLM"))
-    return _load(model, folder, dtype, device)
+    return _load(model, folder, device).to(dtype=dtype)
 
 
 def save_policy(model: Transformer, folder: str | Path) -> None:
-    """Write a folder that `AutoModelForCausalLM.from_pretrained` loads. The folder is created."""
+    """Write a folder that `AutoModelForCausalLM.from_pretrained` loads, adapters merged. The folder is created."""
     _save(model, Path(folder), model.config.to_hf())
 
 
@@ -43,7 +51,9 @@ def load_critic(
     """The critic that `save_critic` wrote. A new one is made from a policy instead: `Critic(load_policy(folder))`."""
     folder = Path(folder)
     critic = Critic(Transformer(_read_config(folder, "ForTokenClassification")))
-    return _load(critic, folder, dtype, device)
+    _load(critic, folder, device).model.to(dtype=dtype)
+    critic.score.to(dtype=torch.promote_types(dtype, torch.float32))
+    return critic
 
 
 def save_critic(critic: Critic, folder: str | Path) -> None:
@@ -51,14 +61,6 @@ def save_critic(critic: Critic, folder: str | Path) -> None:
     architecture = critic.config.architecture.replace("ForCausalLM", "ForTokenClassification")
     labels = {"id2label": {"0": "value"}, "label2id": {"value": 0}}
     _save(critic, Path(folder), critic.config.to_hf(architecture) | labels)
-
-
-def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """Write a safetensors file. Raises OSError where the disk does not take it."""
-    try:
-        save_file(tensors, path, metadata={"format": "pt"})
-    except SafetensorError as error:
-        raise OSError(f"{path} cannot be written: {error}") from error
 
 
 def _read_config(folder: Path, suffix: str) -> ModelConfig:
@@ -75,7 +77,7 @@ def _read_config(folder: Path, suffix: str) -> ModelConfig:
     return parsed
 
 
-def _load(model: Model, folder: Path, dtype: torch.dtype, device: str | torch.device) -> Model:
+def _load(model: Model, folder: Path, device: str | torch.device) -> Model:
     try:
         result = model.load_state_dict(_read_tensors(folder), strict=False)
     except SafetensorError as error:
@@ -86,7 +88,7 @@ def _load(model: Model, folder: Path, dtype: torch.dtype, device: str | torch.de
     missing, unexpected = set(result.missing_keys) - tied, set(result.unexpected_keys) - tied
     if missing or unexpected:
         raise ValueError(f"{folder}: missing tensors {sorted(missing)}, unexpected tensors {sorted(unexpected)}")
-    return model.to(device=device, dtype=dtype)
+    return model.to(device=device)
 
 
 def _read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -101,7 +103,7 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
 def _save(model: Transformer | Critic, folder: Path, config: dict[str, object]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     skipped = {TIED} if model.config.tie_word_embeddings else set()
-    tensors = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items() if name not in skipped}
+    tensors = {name: t.detach().cpu().contiguous() for name, t in merged_state(model).items() if name not in skipped}
     save_tensors(tensors, folder / WEIGHTS)
     config.pop("torch_dtype", None)  # the older name of dtype
     config["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")

@@ -104,6 +104,7 @@ def load_adapters(model: Model, folder: Path) -> Model:
 
     adapters = Adapters.from_pretrained(str(folder))
     refuse_unsupported(folder, adapters)
+    adapters.inference_mode = False  # to be trained
     inject(model, adapters)
     tensors = {}
     for name, tensor in load_file(folder / ADAPTER_WEIGHTS).items():

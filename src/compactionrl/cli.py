@@ -188,6 +188,17 @@ def guarded(run: Callable[[], T], remedy: str = GO_ON) -> T:
         fail(f"{error}; {remedy}")
 
 
+@app.command()
+def merge(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", exists=True, file_okay=False, help="With adapters.")],
+    output: Annotated[Path, typer.Argument(metavar="OUTPUT", file_okay=False, help="The folder to write.")],
+) -> None:
+    """Make an ordinary model folder of adapters (such as a checkpoint's policy/) and the base that they belong on."""
+    from compactionrl.training.merge import merge
+
+    guarded(lambda: merge(folder, output), "choose another OUTPUT, or make room")
+
+
 @app.command("eval")
 def evaluate(
     context: typer.Context,

@@ -116,13 +116,17 @@ def age(name: str) -> tuple[bool, int]:
 
 def fill(folder: Path, state: State, learner: Learner, base: Path) -> None:
     save_pair(learner.policy, learner.critic, folder, base)
-    for path in sorted({path for pattern in TOKENIZER_FILES for path in base.glob(pattern)}):
-        shutil.copyfile(path, folder / "policy" / path.name)
+    copy_tokenizer(base, folder / "policy")
     optimisers = [o for o in (learner.policy_optimiser, learner.critic_optimiser) if o is not None]
     for optimiser in optimisers:
         save_tensors(optimiser.tensors(), folder / f"{optimiser.name}_adam.safetensors")
     bad = {optimiser.name: optimiser.bad for optimiser in optimisers}
     (folder / "state.json").write_text(json.dumps(asdict(state) | {"bad_updates": bad}, indent=1) + "\n")
+
+
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    for path in sorted({path for pattern in TOKENIZER_FILES for path in source.glob(pattern)}):
+        shutil.copyfile(path, folder / path.name)
 
 
 def load(folder: Path, config: Config, base: Path, device: torch.device | str = "cpu") -> tuple[State, Learner]:

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from safetensors.torch import load_file
 
 from compactionrl.config import Config, ConfigError
 from compactionrl.models import Critic, Transformer, load_critic, load_policy, save_critic, save_policy
-from compactionrl.models.lora import add_adapters, is_adapted, load_adapters, save_adapters, share
+from compactionrl.models.lora import ADAPTER_CONFIG, add_adapters, is_adapted, load_adapters, save_adapters, share
 from compactionrl.models.tensors import save_tensors
 
 VALUE_HEAD = "value_head.safetensors"
@@ -31,6 +30,8 @@ Options = dict[str, Any]
 
 def new_pair(config: Config, base: Path, device: torch.device | str) -> Pair:
     """The beginning: policy and critic from `base`. Raises ConfigError if that holds none that can be trained."""
+    if (base / ADAPTER_CONFIG).is_file():
+        raise ConfigError(f"model.path: {base} holds adapters; make an ordinary model of it first: compactionrl merge")
     try:
         return build_pair(config, base, device)
     except ConfigError:
@@ -55,8 +56,6 @@ def build_pair(config: Config, base: Path, device: torch.device | str, stored: P
 def whole_pair(config: Config, options: Options, base: Path, stored: Path | None) -> Pair:
     """All weights are trained: two models, but for a critic that reads the policy's hidden states."""
     policy = load_policy(stored / "policy" if stored else base, **options)
-    if is_adapted(policy):
-        raise ConfigError(f"model.path: {base} holds adapters; make an ordinary model of it first: compactionrl merge")
     trunk = config.train.critic_trunk
     if config.train.estimator == "group":
         return policy, None
@@ -85,7 +84,6 @@ def save_pair(policy: Transformer, critic: Critic | None, folder: Path, base: Pa
     """Write what is trained of both into `folder`. An adapter folder names `base` as what it belongs on."""
     if is_adapted(policy):
         save_adapters(policy, folder / "policy", base)
-        shutil.copyfile(base / "config.json", folder / "policy" / "config.json")  # which tokenizers are found by
     else:
         save_policy(policy, folder / "policy")
     if critic is None:

@@ -13,9 +13,10 @@ import pytest
 from rollout_stubs import ScriptedEnvironment, ScriptedSampler, chat_format, context, words
 
 from compactionrl.config import ConfigError, LimitsConfig
-from compactionrl.rollout.collect import MAX_BROKEN_UNITS, Collected, CollectionError, Job, collect, run_length
+from compactionrl.rollout.collect import Collected, CollectionError, Job, collect
 from compactionrl.rollout.ledger import Rollout
 from compactionrl.rollout.loop import RolloutSettings
+from compactionrl.rollout.stream import MAX_BROKEN_UNITS, run_length
 
 
 @dataclass

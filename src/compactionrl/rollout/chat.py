@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 from compactionrl.config import ConfigError
@@ -157,15 +156,18 @@ def _tool_call(index: int, call: Any) -> ToolCall:
 
 
 def _spans(ids: list[int], indices: list[int], roles: list[str]) -> list[Span]:
-    """Group ids by message; ids between messages belong to the message before, or to the first one."""
-    owner, owners = 0, []
-    for index in indices:
-        owner = index if index >= 0 else owner
-        owners.append(owner)
-    return [
-        Span(roles[index], [token for _, token in group])
-        for index, group in groupby(zip(owners, ids, strict=True), key=lambda pair: pair[0])
-    ]
+    """A span per message, also for one that adds no token. Ids of no message belong to the one before; those at the end,
+    which open the policy's turn, to the last one, and those at the beginning to the first.
+    """
+    spans = [Span(role, []) for role in roles]
+    end = max((place for place, index in enumerate(indices, start=1) if index >= 0), default=0)
+    owner = 0
+    for token, index in zip(ids, [*indices[:end], *[len(roles) - 1] * (len(ids) - end)], strict=True):
+        if 0 <= index < owner:
+            raise RuntimeError("the chat format does not keep the messages' order; choose another model.renderer")
+        owner = max(owner, index)
+        spans[owner].ids.append(token)
+    return spans
 
 
 def _create_renderer(tokenizer: PlainTextTokenizer, name: str, options: dict[str, Any]) -> Any:

@@ -16,7 +16,7 @@ class Interrupted(Exception):
 
 
 class Interrupt:
-    """Within this context the first signal cancels what runs in `run`, and is noticed by `check`; a second one kills.
+    """Within this context the first signal cancels what `guard` awaits, and is noticed by `check`; a second one kills.
 
     Rollouts can be thrown away, an update cannot: it is finished first.
     """
@@ -45,22 +45,18 @@ class Interrupt:
         if self.task is not None:
             self.task.get_loop().call_soon_threadsafe(self.task.cancel)
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """`asyncio.run`; raises Interrupted when a signal came before or while it ran."""
-
-        async def guarded() -> T:
-            self.task = asyncio.current_task()
-            self.check()
-            return await work
-
+    async def guard(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` gives; raises Interrupted when a signal came before or while it ran."""
+        self.task = asyncio.create_task(work)
         try:
-            return asyncio.run(guarded())
+            if self.requested:
+                self.task.cancel()
+            return await self.task
         except asyncio.CancelledError:
             self.check()
             raise
         finally:
             self.task = None
-            work.close()
 
     def check(self) -> None:
         if self.requested:

@@ -54,6 +54,10 @@ class Progress:
         """One more rollout has finished."""
         self.finished += 1
 
+    def reached(self, finished: int) -> None:
+        """So many rollouts have finished."""
+        self.finished = finished
+
     def batch(self, name: str, metrics: dict[str, float]) -> None:
         """A batch is done: a row of the table, or a line."""
         self.left -= 1

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from rich.console import Console
@@ -15,10 +17,11 @@ from compactionrl.evaluation.behaviour import behaviour
 from compactionrl.evaluation.evaluate import evaluate
 from compactionrl.evaluation.modes import for_mode, training_contexts
 from compactionrl.rollout.budget import ContextBudget
-from compactionrl.rollout.collect import Collected, CollectionError, collect
 from compactionrl.rollout.loop import RolloutSettings
-from compactionrl.samplers.protocol import Sampler
+from compactionrl.rollout.stream import Collected, CollectionError, Stream
+from compactionrl.samplers.protocol import SamplerError
 from compactionrl.training import checkpoint
+from compactionrl.training.background import in_thread
 from compactionrl.training.batch import Batch, build_batch
 from compactionrl.training.checkpoint import Checkpoints, State
 from compactionrl.training.interrupt import Interrupt, Interrupted
@@ -29,6 +32,8 @@ from compactionrl.training.pair import new_pair
 from compactionrl.training.progress import Progress
 from compactionrl.training.records import credit_by_window, write_rollouts
 from compactionrl.training.run_folder import RunFolder
+from compactionrl.training.sampling import Sampling
+from compactionrl.training.staleness import check_staleness, staleness
 from compactionrl.training.threads import settle_threads
 
 Evaluate = Callable[..., Coroutine[Any, Any, dict[str, dict[str, Any]]]]
@@ -63,12 +68,9 @@ class Trainer:
             ContextBudget.measure(context, self.chat)
         self.checkpoints = Checkpoints(self.folder.checkpoints, config.train.keep_checkpoints)
         self.state, self.learner = self.load()
-        self.sampler: Sampler = build.build_sampler(config, self.learner.policy)
-        self.folder.create()
-        settle_threads(config, self.folder, self.learner.policy)
-        self.log = MetricsLog(self.folder.path, self.state.metrics_bytes)
-        self.folder.drop_rollouts_after(self.state.value_batches, self.state.step)
+        self.sampling = Sampling(config, self.learner.policy)
         self.value_batches = config.train.value_pretraining_steps if self.learner.critic else 0
+        self.stream = self.rollouts()
         done = self.state.value_batches + self.state.step
         self.progress = Progress(self.value_batches + config.train.steps, done, self.console)
         self.interrupt = Interrupt()
@@ -83,25 +85,44 @@ class Trainer:
     def run(self) -> bool:
         """Train to the end, or until a signal asks to stop (False). Either way the latest state is in a checkpoint.
 
-        Raises CollectionError when rollouts only break down, TrainingError when updates stay non-finite.
+        Raises CollectionError when rollouts only break down, SamplerError when what samples cannot be used (before anything
+        is written, if it says so at once), TrainingError when updates stay non-finite.
         """
-        with self.progress, self.interrupt:
-            try:
-                self.between_batches()
-                while not self.finished:
-                    self.train_batch()
-                    self.between_batches()
-            except Interrupted:
-                self.save()
-                self.progress.say(
-                    f"stopped after {self.state.name}; go on with: compactionrl train {self.folder.config} --resume"
-                )
-            except CollectionError:
-                self.save()
-                raise
-            finally:
-                self.log.close()
+        with self.progress, self.interrupt, suppress(Interrupted):
+            asyncio.run(self.train())
         return self.finished
+
+    async def train(self) -> None:
+        try:
+            await self.interrupt.guard(self.sampling.start())
+            with self.writing():
+                await self.between_batches()
+                while not self.finished:
+                    await self.train_batch()
+                    await self.between_batches()
+        finally:
+            await self.stream.aclose()
+            await self.sampling.close()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """The run's folder is there, and what stops the run from outside leaves a checkpoint in it."""
+        self.folder.create()
+        settle_threads(self.config, self.folder, self.learner.policy)
+        self.log = MetricsLog(self.folder.path, self.state.metrics_bytes)
+        self.folder.drop_rollouts_after(self.state.value_batches, self.state.step)
+        try:
+            yield
+        except Interrupted:
+            self.save()
+            self.progress.say(
+                f"stopped after {self.state.name}; go on with: compactionrl train {self.folder.config} --resume"
+            )
+        except (CollectionError, SamplerError):
+            self.save()
+            raise
+        finally:
+            self.log.close()
 
     @property
     def finished(self) -> bool:
@@ -112,71 +133,80 @@ class Trainer:
         """Whether the next batch trains the critic only, on rollouts of the frozen base."""
         return self.state.value_batches < self.value_batches
 
-    def train_batch(self) -> None:
-        """Collect rollouts, write them down, update once, log."""
+    async def train_batch(self) -> None:
+        """Take the next batch of rollouts and learn from it, while rollouts of those ahead may go on; log."""
         pretraining, state = self.pretraining, self.state
         started, cpu = time.perf_counter(), time.process_time()
-        collected = self.interrupt.run(self.collect())
-        batch = build_batch(collected.rollouts, self.config.train)
-        time_collect = time.perf_counter() - started
-        credit = self.learner.credit(batch)
+        collected = await self.interrupt.guard(self.collect())
+        received, busy = time.perf_counter(), self.stream.busy_seconds
+        version = state.step
         state.value_batches += pretraining
         state.step += not pretraining
         state.units += collected.units
         state.dropped += len(collected.dropped)
-        if self.config.train.save_rollouts:
-            rollouts = collected.rollouts + collected.dropped
-            path = self.folder.rollout_file(state.name)
-            write_rollouts(path, rollouts, credit_by_window(rollouts, batch, credit))
-        metrics = self.learner.update(batch, credit, train_policy=not pretraining)
-        time_total = time.perf_counter() - started
+        batch, metrics = await in_thread(lambda: self.learn(collected, version, train_policy=not pretraining))
+        ended = time.perf_counter()
         metrics = {
             **describe(collected, batch),
             **metrics,
-            "time/collect": time_collect,
-            "time/total": time_total,
+            "time/collect": received - started,
+            "time/update": ended - received,
+            "time/overlap": self.stream.busy_seconds - busy,
+            "time/total": ended - started,
             "time/cpu": time.process_time() - cpu,
-            "speed/tokens_per_second": batch.accounting["sampled"] / time_total,
+            "speed/tokens_per_second": batch.accounting["sampled"] / (ended - started),
         }
         self.progress.batch(state.name, metrics)
         if pretraining:
             metrics = {f"pretraining/{key}": value for key, value in metrics.items()}
         self.log.write("value" if pretraining else "train", state.value_batches if pretraining else state.step, metrics)
 
+    def learn(self, collected: Collected, version: int, *, train_policy: bool) -> tuple[Batch, dict[str, float]]:
+        """Write the rollouts of a batch down, and update once, from `version` to the next."""
+        batch = build_batch(collected.rollouts, self.config.train)
+        ages = staleness(collected.rollouts, version)
+        credit = self.learner.credit(batch)
+        if self.config.train.save_rollouts:
+            rollouts = collected.rollouts + collected.dropped
+            path = self.folder.rollout_file(self.state.name)
+            write_rollouts(path, rollouts, credit_by_window(rollouts, batch, credit))
+        check_staleness(ages, self.config.train.staleness)
+        metrics = self.learner.update(batch, credit, train_policy=train_policy)
+        return batch, metrics | (ages if self.config.train.staleness else {})
+
     async def collect(self) -> Collected:
-        """The next batch's rollouts. Which tasks, and every random stream, follow from the seed and the cursor."""
-        c = self.config
-        self.progress.begin(f"after {self.state.name}", c.train.rollouts_per_step)
+        """The next batch's rollouts, by the latest weights, or up to `train.staleness` versions older."""
+        self.stream.sampler = await self.sampling.current(self.state.step)
+        self.progress.begin(f"after {self.state.name}", self.config.train.rollouts_per_step)
+        return await self.stream.batch()
+
+    def rollouts(self) -> Stream:
+        """All rollouts still to come. Which tasks, and every random stream, follow from the seed and the cursor."""
+        c, state = self.config, self.state
         settings = [
             RolloutSettings(context, c.limits, c.sampling.temperature, c.sampling.top_p) for context in self.training
         ]
-        return await collect(
+        return Stream(
             self.tasks,
-            self.current_sampler(),
+            self.sampling.sampler,
             self.chat,
             settings[0],
-            units(c.run.seed, self.tasks.size("train"), c.train.group_size, self.state.units, settings),
+            units(c.run.seed, self.tasks.size("train"), c.train.group_size, state.units, settings),
             c.train.rollouts_per_step,
             concurrency=c.sampling.concurrency,
             retries=c.train.retries,
-            on_rollout=self.progress.rollout,
+            batches=self.value_batches + c.train.steps - state.value_batches - state.step,
+            ahead=c.train.staleness,
+            on_rollout=lambda _: self.progress.reached(self.stream.ready),
         )
 
-    def current_sampler(self) -> Sampler:
-        """The sampler with the present weights. A local one is new for every batch: what it cached, and how much room
-        that took, must not differ between a resumed run and one that was never stopped.
-        """
-        if self.config.sampling.sampler == "local":
-            self.sampler = build.build_sampler(self.config, self.learner.policy)
-        self.sampler.weights_changed(self.state.step)  # type: ignore[attr-defined]
-        return self.sampler
-
-    def between_batches(self) -> None:
+    async def between_batches(self) -> None:
+        """Evaluate and save where it is time; rollouts of the batches ahead go on while a checkpoint is written."""
         if self.evaluation_due:
-            self.evaluate()
+            await self.interrupt.guard(self.evaluate())
         done = self.state.step or self.state.value_batches
         if self.finished or (done and done % self.config.train.checkpoint_every == 0):
-            self.save()
+            await in_thread(self.save)
         self.interrupt.check()
 
     @property
@@ -186,14 +216,17 @@ class Trainer:
         due = step == self.config.train.steps or (every > 0 and step % every == 0)
         return due and not self.pretraining and self.state.evaluated != step
 
-    def evaluate(self) -> None:
-        """Measure the policy on held-out tasks; the best one by x4 keeps its checkpoint."""
+    async def evaluate(self) -> None:
+        """Measure the policy on held-out tasks; the best one by x4 keeps its checkpoint.
+
+        No rollout in training runs meanwhile: `sampling.concurrency` holds for both together.
+        """
         settings, state = self.config.evaluation, self.state
-        self.progress.begin(f"evaluating {state.name}", len(settings.modes) * settings.tasks)
-        results = self.interrupt.run(
-            self.measure(
+        async with self.stream.paused():
+            self.progress.begin(f"evaluating {state.name}", len(settings.modes) * settings.tasks)
+            results = await self.measure(
                 self.tasks,
-                self.current_sampler(),
+                await self.sampling.current(state.step),
                 self.chat,
                 self.config,
                 modes=settings.modes,
@@ -201,7 +234,6 @@ class Trainer:
                 seed=settings.seed,
                 on_rollout=self.progress.rollout,
             )
-        )
         state.evaluated = state.step
         self.log.write("eval", state.step, flatten(results, "eval/"))
         self.progress.evaluation(state.step, results)

@@ -12,12 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rollout_stubs import TOOLS, Request, chat_format, context, play, sampled, words
-from stand_in_tokenizers import glm_stand_in
-from transformers import AutoTokenizer
+from rollout_stubs import TOOLS, Request, context, play, sampled, words
 
 from compactionrl.config import ContextConfig
 from compactionrl.environments.protocol import Message, Observation, Response, Verdict
@@ -26,30 +23,9 @@ from compactionrl.rollout.chat import ChatFormat, Span, length
 from compactionrl.rollout.ledger import Rollout, Turn, Window
 from compactionrl.samplers.protocol import Sampled
 
-WORD_PER_TOKEN = {
-    "qwen3, words": chat_format(),
-    "qwen3.5, words": chat_format("qwen3.5"),
-    "glm-4.5, words": chat_format("glm-4.5"),
-}
-REAL = ["qwen3", "qwen3, no thinking", "llama-3", "chatml, SmolLM2", "glm-4.5, stand-in", "glm-5, stand-in"]
 MAX_CALLS = 3
 JSON_CALL = '{"name": "run", "arguments": {"command": "ls"}}'
 GLM_CALL = "run\n<arg_key>command</arg_key>\n<arg_value>ls</arg_value>\n"
-
-
-@pytest.fixture(scope="module", params=[*WORD_PER_TOKEN, *REAL])
-def chat(request: pytest.FixtureRequest) -> ChatFormat:
-    name = request.param
-    if name in WORD_PER_TOKEN:
-        return WORD_PER_TOKEN[name]
-    if name.startswith("glm"):
-        return ChatFormat(glm_stand_in(), name.partition(",")[0])
-    if name.startswith("chatml"):
-        return ChatFormat(AutoTokenizer.from_pretrained(request.getfixturevalue("smollm2")), "chatml")
-    if name.startswith("llama"):
-        return ChatFormat(request.getfixturevalue("llama3_tokenizer"), name)
-    options = {"enable_thinking": False} if "no thinking" in name else {}
-    return ChatFormat(request.getfixturevalue("qwen3_tokenizer"), "qwen3", options)
 
 
 def is_llama(chat: ChatFormat) -> bool:

@@ -15,10 +15,20 @@ from compactionrl.environments.protocol import Message, Response, ToolCall
 from compactionrl.rollout.plain_text import PlainTextTokenizer
 
 CUT_MARK = " [... {n} tokens cut ...] "
-OWN = {"chatml": "compactionrl.rollout.chatml:ChatMLRenderer"}
+OWN = {
+    "chatml": "compactionrl.rollout.chatml:ChatMLRenderer",
+    "default": "compactionrl.rollout.template:TemplateRenderer",
+}
 """Formats of ours, beside those that `renderers` knows."""
 MAX_NAME = 64
 """Characters of a tool's name, or of a call's id, at most; longer ones are malformed."""
+PROBLEMS = {
+    "invalid_json": "it is no valid JSON",
+    "unclosed_block": "it is not closed",
+    "missing_name": "it names no tool",
+    "malformed_structure": "it is not built as a call",
+}
+"""What is wrong with a call of each status that `renderers` gives."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +46,15 @@ def length(spans: Sequence[Span]) -> int:
 class ChatFormat:
     """One model family's chat format.
 
-    `tokenizer`: a fast Hugging Face tokenizer. `renderer`: a name known to `renderers`. Raises ConfigError for a format
-    that cannot extend a window token for token.
+    `tokenizer`: a fast Hugging Face tokenizer. `renderer`: a name known to `renderers`, "chatml", "default" (any chat
+    template; warns of what it cannot guarantee), the import path `module:Class` of such a renderer, or "auto": the format
+    that renders as the tokenizer's chat template does. Raises ConfigError for a format that cannot extend a window token
+    for token.
     """
 
     def __init__(self, tokenizer: Any, renderer: str = "qwen3", options: dict[str, Any] | None = None) -> None:
         self.tokenizer = PlainTextTokenizer(tokenizer)
-        self._renderer = _create_renderer(self.tokenizer, renderer, options or {})
+        self._renderer = create_renderer(self.tokenizer, renderer, options or {})
         self.stop_token_ids: list[int] = self._renderer.get_stop_token_ids()
         self._stops = frozenset(self.stop_token_ids)
         known = self.tokenizer.special_tokens
@@ -51,7 +63,8 @@ class ChatFormat:
 
     def prompt(self, messages: Sequence[Message], tools: list[Any] | None = None) -> list[Span]:
         """The beginning of a window: all messages, then what opens the policy's turn."""
-        rendered = self._renderer.render(self._clean(messages), tools=tools, add_generation_prompt=True)
+        described = self._plain(tools)
+        rendered = self._renderer.render(self._clean(messages), tools=described, add_generation_prompt=True)
         return _spans(rendered.token_ids, rendered.message_indices, [m["role"] for m in messages])
 
     def extend(
@@ -90,13 +103,13 @@ class ChatFormat:
             parsed = self._renderer.parse_response(list(response), tools=tools, prompt_ids=list(opening))
         except (ValueError, RecursionError) as error:
             # Arguments that no JSON parser takes (thousands of digits or brackets) are the policy's doing, no breakdown.
-            return Response("", "", [ToolCall("call_0", "", {}, f"malformed call: {error}")], cut)
+            return Response("", "", [ToolCall("call_0", "", {}, f"Malformed call: {error}")], cut)
         calls = [_tool_call(index, call) for index, call in enumerate(parsed.tool_calls)]
         text, thinking = parsed.content, parsed.reasoning_content or ""
         if self._thinking_marks and self._thinking_marks.isdisjoint([*opening, *response]):
             # GLM's parser takes a response for thinking until that is closed, even if it was never opened.
             text, thinking = thinking + text, ""
-        return Response(text, thinking, calls, cut)
+        return Response(text.strip(), thinking.strip(), calls, cut)
 
     def encode(self, text: str) -> list[int]:
         """Plain text to ids; never a special token."""
@@ -117,11 +130,15 @@ class ChatFormat:
 
     def _clean(self, messages: Sequence[Message]) -> list[Any]:
         """Messages whose text cannot spell a special token; a tool's answer names what the policy called, its text too."""
-        plain = self.tokenizer.neutralise
-        return [
-            {key: plain(value) if isinstance(value, str) and key != "role" else value for key, value in message.items()}
-            for message in messages
-        ]
+        return [{**self._plain(message), "role": message["role"]} for message in messages]
+
+    def _plain(self, value: Any) -> Any:
+        """JSON, such as the description of a tool, whose strings cannot spell a special token."""
+        if isinstance(value, str):
+            return self.tokenizer.neutralise(value)
+        if isinstance(value, dict):
+            return {self._plain(key): self._plain(item) for key, item in value.items()}
+        return [self._plain(item) for item in value] if isinstance(value, list | tuple) else value
 
     def _thinking_end(self, opening: Sequence[int], thinking: Sequence[int], tools: list[Any] | None) -> list[int]:
         """The token with which the format closes thinking that was cut: the first one it adds."""
@@ -142,16 +159,23 @@ class ChatFormat:
 
 def _tool_call(index: int, call: Any) -> ToolCall:
     """A call as the renderer parsed it. Names and ids come back in the tool's answer, so they have to be short."""
-    known = isinstance(call.name, str) and len(call.name) <= MAX_NAME and call.name.isascii()
+    name = call.name if isinstance(call.name, str) and len(call.name) <= MAX_NAME and call.name.isascii() else ""
     short = isinstance(call.id, str) and 0 < len(call.id) <= MAX_NAME and call.id.isascii()
-    error = None
-    if call.status != "ok" or not isinstance(call.arguments, dict) or not known:
-        error = f"malformed call: {call.status if call.status != 'ok' else 'its name or its arguments'}"
+    arguments = call.arguments if isinstance(call.arguments, dict) else None
+    status = str(call.status)
+    if (status == "invalid_json" and arguments is not None) or status == "unknown_tool":
+        # An argument that stands in the text as it is, of a type that the tool does not declare; a name that no tool has.
+        status = "ok"
+    wrong = PROBLEMS.get(status)
+    if wrong is None and not name:
+        wrong = f"its name is missing, no plain text, or longer than {MAX_NAME} characters"
+    if wrong is None and arguments is None:
+        wrong = "its arguments are no JSON object"
     return ToolCall(
         id=call.id if short else f"call_{index}",
-        name=call.name if known else "",
-        arguments=call.arguments if isinstance(call.arguments, dict) else {},
-        error=error,
+        name=name,
+        arguments=arguments or {},
+        error=None if wrong is None else f"Malformed call: {wrong}",
     )
 
 
@@ -170,30 +194,30 @@ def _spans(ids: list[int], indices: list[int], roles: list[str]) -> list[Span]:
     return spans
 
 
-def _create_renderer(tokenizer: PlainTextTokenizer, name: str, options: dict[str, Any]) -> Any:
+def create_renderer(tokenizer: PlainTextTokenizer, name: str, options: dict[str, Any]) -> Any:
     # `renderers` takes half a second to import: only who renders pays for it.
     from pydantic import ValidationError
-    from renderers import CustomRendererConfig, config_from_name, create_renderer
+    from renderers import CustomRendererConfig, config_from_name
+    from renderers import create_renderer as create
+
+    from compactionrl.rollout.recognise import recognise
 
     if options.get("thinking_retention", "all") != "all":
         raise ConfigError(
             "model.renderer_options.thinking_retention must be 'all': a window is append-only, so thinking that was "
             "sampled cannot be taken out of it again"
         )
+    name = recognise(tokenizer) if name == "auto" else name
     path = OWN.get(name, name)
     try:
-        if ":" in path:
-            kind, given = CustomRendererConfig, {"import_path": path}
-        else:
-            kind, given = type(config_from_name(name)), {}
-        if kind is type(None):
-            raise ConfigError("model.renderer 'auto' would guess from a folder name: name the format")
-        config = kind(**options, **given, **({} if "thinking_retention" in options else {"thinking_retention": "all"}))
+        kind: Any = CustomRendererConfig if ":" in path else type(config_from_name(path))
+        options = {"thinking_retention": "all", **options, **({"import_path": path} if ":" in path else {})}
+        config = kind(**options)
     except ValidationError as error:
         raise ConfigError(f"model.renderer_options: {error}") from None
     except (ValueError, ImportError, TypeError) as error:
         raise ConfigError(f"model.renderer: {error}") from None
     try:
-        return create_renderer(tokenizer, config)
+        return create(tokenizer, config)
     except (ValueError, AssertionError) as error:
         raise ConfigError(f"model.renderer {name!r} does not go with this tokenizer: {error}") from None

@@ -145,13 +145,13 @@ class Trainer:
         state.units += collected.units
         state.dropped += len(collected.dropped)
         batch, metrics = await in_thread(lambda: self.learn(collected, version, train_policy=not pretraining))
-        ended = time.perf_counter()
+        overlap, ended = self.stream.busy_seconds - busy, time.perf_counter()
         metrics = {
             **describe(collected, batch),
             **metrics,
             "time/collect": received - started,
             "time/update": ended - received,
-            "time/overlap": self.stream.busy_seconds - busy,
+            "time/overlap": overlap,
             "time/total": ended - started,
             "time/cpu": time.process_time() - cpu,
             "speed/tokens_per_second": batch.accounting["sampled"] / (ended - started),

@@ -16,6 +16,7 @@ from compactionrl.rollout.budget import ContextBudget, requests
 from compactionrl.rollout.chat import MAX_NAME, ChatFormat, Span, length
 from compactionrl.rollout.template import STATEMENT, TemplateRenderer
 
+pytest_plugins = ["chat_formats"]
 USER: Message = {"role": "user", "content": "List the files, please: 3 + 45 = 48?"}
 SYSTEM: Message = {"role": "system", "content": "Be brief , please !"}
 MARKUP = [

@@ -23,6 +23,7 @@ from compactionrl.rollout.chat import ChatFormat, Span, length
 from compactionrl.rollout.ledger import Rollout, Turn, Window
 from compactionrl.samplers.protocol import Sampled
 
+pytest_plugins = ["chat_formats"]
 MAX_CALLS = 3
 JSON_CALL = '{"name": "run", "arguments": {"command": "ls"}}'
 GLM_CALL = "run\n<arg_key>command</arg_key>\n<arg_value>ls</arg_value>\n"

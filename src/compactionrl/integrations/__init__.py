@@ -1,0 +1,1 @@
+"""Thin adapters for other people's systems, each an extra of its own."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,17 +69,21 @@ def build_device(config: Config) -> torch.device:
         raise ConfigError(f"model.device: {name!r} cannot be used here: {error}") from error
 
 
-def build_sampler(config: Config, policy: Transformer, modes: Sequence[str] | None = None) -> Sampler:
-    """'local', or `module:Class` called as Class(policy, **sampling.sampler_options).
+def build_sampler(config: Config, policy: Transformer | None, modes: Sequence[str] | None = None) -> Sampler:
+    """'local', 'vllm' or 'sglang', or `module:Class` called as Class(policy, **sampling.sampler_options).
 
-    To be trained with, it must have `weights_changed(version)`, which is called whenever `policy` has new weights. A local
-    one has room for training and `modes` (default: those of the evaluation).
+    To be trained with, it must have `weights_changed(version)`, which is called whenever `policy` has new weights. Without a
+    policy, servers are measured as they are. A local one has room for training and `modes` (default: those of the evaluation).
     """
     sampling = config.sampling
+    if sampling.sampler in ("vllm", "sglang"):
+        return build_served(config, policy)
     if sampling.sampler != "local":
         return create(
             "sampling.sampler", sampling.sampler, "sampling.sampler_options", sampling.sampler_options, policy
         )
+    if policy is None:
+        raise ConfigError("sampling.sampler: 'local' needs a policy in this process: give model.path, or name servers")
     from compactionrl.samplers.local import LocalSampler
 
     longest = longest_window(config, modes)
@@ -88,6 +93,25 @@ def build_sampler(config: Config, policy: Transformer, modes: Sequence[str] | No
             "lower the budget, or leave the long windows (long is 4C) out of evaluation.modes and train.modes"
         )
     return LocalSampler(policy, max_rows=sampling.concurrency, max_tokens_per_row=longest)
+
+
+def build_served(config: Config, policy: Transformer | None) -> Sampler:
+    """A sampler on the servers of `[server]`. With a policy, its weights are pushed to them."""
+    if config.sampling.sampler == "vllm":
+        from compactionrl.samplers.vllm import VLLMSampler as Kind
+    else:
+        from compactionrl.samplers.sglang import SGLangSampler as Kind  # type: ignore[assignment]
+    if policy is None:
+        push, vocab_size = None, json.loads((model_folder(config) / "config.json").read_text()).get("vocab_size")
+    else:
+        from compactionrl.samplers.push import WeightPush
+
+        folder = Path(config.server.weights or Path(config.run.folder) / "weights")
+        push = WeightPush(
+            policy, folder, temperature=config.sampling.temperature, tolerance=config.server.probe_tolerance
+        )
+        vocab_size = policy.config.vocab_size
+    return Kind(config.server, vocab_size=vocab_size, temperature=config.sampling.temperature, push=push)
 
 
 def create(key: str, path: str, options_key: str, options: dict[str, Any], *arguments: Any) -> Any:

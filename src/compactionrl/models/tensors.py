@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -15,3 +15,12 @@ def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
         save_file(tensors, path, metadata={"format": "pt"})
     except SafetensorError as error:
         raise OSError(f"{path} cannot be written: {error}") from error
+
+
+def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Name to shape of all weights in a model folder, from the files' headers alone. Empty if there are none."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in sorted(folder.glob("model*.safetensors")):
+        with safe_open(path, "np") as file:
+            shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    return shapes

@@ -26,6 +26,7 @@ from compactionrl.training.batch import Batch, build_batch
 from compactionrl.training.checkpoint import Checkpoints, State
 from compactionrl.training.interrupt import Interrupt, Interrupted
 from compactionrl.training.learner import Learner
+from compactionrl.training.memory import describe_memory
 from compactionrl.training.metrics import MetricsLog, flatten
 from compactionrl.training.order import units
 from compactionrl.training.pair import new_pair
@@ -67,6 +68,7 @@ class Trainer:
         for context in contexts:
             ContextBudget.measure(context, self.chat)
         self.checkpoints = Checkpoints(self.folder.checkpoints, config.train.keep_checkpoints)
+        self.console.print(describe_memory(config, self.base, self.device))
         self.state, self.learner = self.load()
         self.sampling = Sampling(config, self.learner.policy)
         self.value_batches = config.train.value_pretraining_steps if self.learner.critic else 0

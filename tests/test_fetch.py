@@ -29,7 +29,7 @@ def write_gguf(path: Path) -> None:
     """A Llama of random weights, four-bit matrices and a byte vocabulary, as llama.cpp writes them."""
     rng = np.random.default_rng(0)
     width, inner, heads, kv_heads, layers = 64, 96, 4, 2, 2
-    tokens = [*SPECIAL, *BYTES, "Ġ1", "ab"]
+    tokens = [*SPECIAL, *BYTES, "Ġ1", "ab", "11"]
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(layers)
     writer.add_context_length(128)
@@ -45,7 +45,7 @@ def write_gguf(path: Path) -> None:
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(tokens)
     writer.add_token_types([3] * len(SPECIAL) + [1] * (len(tokens) - len(SPECIAL)))
-    writer.add_token_merges(["Ġ 1", "a b"])
+    writer.add_token_merges(["Ġ 1", "a b", "1 1"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rollout_stubs import TOOLS, context
+from rollout_stubs import TOOLS, chat_format, context
+from stand_in_tokenizers import glm_stand_in
 
 from compactionrl.config import ConfigError
 from compactionrl.environments.protocol import Message
@@ -161,6 +163,26 @@ def test_decoding_tidies_nothing(chat: ChatFormat, text: str) -> None:
     assert chat.decode(chat.encode(text)) == text
 
 
+def test_decoding_tidies_nothing_even_where_the_tokenizer_is_told_to(llama3_tokenizer: Any) -> None:
+    tidy = copy.deepcopy(llama3_tokenizer)
+    tidy.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output = True
+    assert tidy.decode(tidy.encode("a , b", add_special_tokens=False)) == "a, b"
+    chat = ChatFormat(tidy, "llama-3")
+    assert chat.decode(chat.encode("a , b")) == "a , b"
+
+
+def test_a_message_that_adds_no_token_is_a_turn_all_the_same() -> None:
+    """GLM-5: the policy's stop token was the opening of the user's turn, in which nothing stands."""
+    chat = ChatFormat(glm_stand_in(), "glm-5")
+    user, assistant, think = (chat.tokenizer.special_tokens[name] for name in ("<|user|>", "<|assistant|>", "<think>"))
+    empty: Message = {"role": "user", "content": ""}
+    response = [*chat.encode("a"), chat.tokenizer.special_tokens["</think>"], user]
+    opening = flat(chat.prompt([USER]))
+    assert chat.extend(opening, response, [empty]) == [Span("user", [assistant, think])]
+    both = chat.extend(opening, response, [empty, empty])
+    assert both == [Span("user", []), Span("user", [user, assistant, think])]
+
+
 def window(chat: ChatFormat, turns: list[Any], tools: Any) -> list[int]:
     """The ids of a window that grew turn by turn. A string is a response, its special tokens included."""
     ids = flat(chat.prompt([USER], tools))
@@ -271,20 +293,14 @@ def test_chatml_reads_thinking_and_calls(
 def test_chatml_refuses_other_templates(llama3_tokenizer: Any, qwen3_tokenizer: Any) -> None:
     with pytest.raises(ConfigError, match="needs the special tokens"):
         ChatFormat(llama3_tokenizer, "chatml")
-    import copy
-
     other = copy.deepcopy(qwen3_tokenizer)
     other.chat_template = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}"
     with pytest.raises(ConfigError, match="no plain ChatML"):
         ChatFormat(other, "chatml")
 
 
-@pytest.mark.parametrize("name", ["glm-4.5", "qwen3, words"])
-def test_a_response_without_marks_of_thinking_is_text(name: str, request: pytest.FixtureRequest) -> None:
-    from rollout_stubs import chat_format
-    from stand_in_tokenizers import glm_stand_in
-
-    chat = ChatFormat(glm_stand_in(), name) if name.startswith("glm") else chat_format()
+@pytest.mark.parametrize("chat", [ChatFormat(glm_stand_in(), "glm-4.5"), chat_format()], ids=["glm-4.5", "qwen3"])
+def test_a_response_without_marks_of_thinking_is_text(chat: ChatFormat) -> None:
     opening = flat(chat.prompt([USER]))
     response = [*chat.encode("Hello."), chat.stop_token_ids[0]]
     parsed = chat.parse(opening, response, False)
@@ -292,8 +308,6 @@ def test_a_response_without_marks_of_thinking_is_text(name: str, request: pytest
 
 
 def test_glm_reads_thinking_and_calls() -> None:
-    from stand_in_tokenizers import glm_stand_in
-
     for name, start in (("glm-4.5", "\n<think>"), ("glm-5", "")):
         chat = ChatFormat(glm_stand_in(), name)
         argument = "<arg_key>command</arg_key>\n<arg_value>ls</arg_value>\n"
@@ -363,8 +377,6 @@ ALTERNATING = (
     ],
 )
 def test_the_default_format_refuses_what_it_cannot_read(llama3_tokenizer: Any, template: Any, message: str) -> None:
-    import copy
-
     tokenizer = copy.deepcopy(llama3_tokenizer)
     tokenizer.chat_template = template
     with pytest.raises(ConfigError, match=message):
@@ -382,8 +394,6 @@ def test_auto_finds_the_format_that_renders_as_the_template_does(
 
 
 def test_auto_does_not_take_a_template_that_was_changed(qwen3_tokenizer: Any) -> None:
-    import copy
-
     changed = copy.deepcopy(qwen3_tokenizer)
     changed.chat_template = changed.chat_template.replace("# Tools", "# Functions")
     with pytest.raises(ConfigError, match="none does; name the format"):

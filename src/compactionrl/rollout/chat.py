@@ -180,13 +180,9 @@ def _tool_call(index: int, call: Any) -> ToolCall:
 
 
 def _spans(ids: list[int], indices: list[int], roles: list[str]) -> list[Span]:
-    """A span per message, also for one that adds no token. Ids of no message belong to the one before; those at the end,
-    which open the policy's turn, to the last one, and those at the beginning to the first.
-    """
-    spans = [Span(role, []) for role in roles]
-    end = max((place for place, index in enumerate(indices, start=1) if index >= 0), default=0)
-    owner = 0
-    for token, index in zip(ids, [*indices[:end], *[len(roles) - 1] * (len(ids) - end)], strict=True):
+    """A span per message, also for one that adds no token. Ids of no message belong to the one before, or to the first."""
+    spans, owner = [Span(role, []) for role in roles], 0
+    for token, index in zip(ids, indices, strict=True):
         if 0 <= index < owner:
             raise RuntimeError("the chat format does not keep the messages' order; choose another model.renderer")
         owner = max(owner, index)

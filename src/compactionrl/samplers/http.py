@@ -84,8 +84,10 @@ class Server:
         self._cuts: set[asyncio.Timeout] = set()
         self.failed_at = self.down_until = self.opened_at = -math.inf
 
-    def worked(self) -> None:
-        self.failures, self.down_until = 0, -math.inf
+    def worked(self, asked_at: float) -> None:
+        """It answered what it was asked at that time."""
+        if asked_at > self.failed_at:
+            self.failures, self.down_until = 0, -math.inf
 
     def failed(self, error: SamplerError, asked_at: float, pause: float) -> None:
         """Leave it alone for a while that doubles with every failure; those of requests in flight together are one."""
@@ -176,7 +178,7 @@ class ServerPool(Generic[S]):
                     await self.pause(tries - 1, error)
                     tried.clear()
             else:
-                server.worked()
+                server.worked(asked_at)
                 return result
 
     async def everywhere(self, work: Callable[[S], Awaitable[None]]) -> None:
@@ -195,7 +197,7 @@ class ServerPool(Generic[S]):
                     LOG.warning("going on without a server: %s", result)
                     server.failed(result, asked_at, self.first_pause)
                 else:
-                    server.worked()
+                    server.worked(asked_at)
             if len(errors) < len(servers):
                 return
             if attempt < self.config.retries:

@@ -208,7 +208,7 @@ class LogbookTasks:
         return LogbookEnvironment(self.task(split, index), self.calls)
 
     def task(self, split: str, index: int) -> LogbookTask:
-        return _Writer(self, _Draws(f"{self.seed}/{self.task_id(split, index)}")).write()
+        return _Writer(self, Draws(f"{self.seed}/{self.task_id(split, index)}")).write()
 
 
 def is_integer(value: Any) -> TypeGuard[int]:
@@ -216,7 +216,7 @@ def is_integer(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-class _Draws:
+class Draws:
     """A random stream that every Python version draws alike: `random()` is the one method that is promised to stay."""
 
     def __init__(self, key: str) -> None:
@@ -237,7 +237,7 @@ class _Draws:
 class _Writer:
     """Writes one logbook and keeps its books."""
 
-    def __init__(self, tasks: LogbookTasks, rng: _Draws) -> None:
+    def __init__(self, tasks: LogbookTasks, rng: Draws) -> None:
         self.tasks, self.rng = tasks, rng
         goods = rng.sample(GOODS, min(2 * tasks.goods, len(GOODS)))
         self.asked, self.stock = goods[: tasks.goods], dict.fromkeys(goods, 0)

@@ -178,11 +178,12 @@ GO_ON = "make room or choose another run.folder. What is in checkpoints/ is whol
 def guarded(run: Callable[[], T], remedy: str = GO_ON) -> T:
     """What `run` returns; trouble of tasks, updates and disks ends with one message."""
     from compactionrl.rollout.collect import CollectionError
+    from compactionrl.samplers.protocol import SamplerError
     from compactionrl.training.optimiser import TrainingError
 
     try:
         return run()
-    except (CollectionError, TrainingError) as error:
+    except (CollectionError, SamplerError, TrainingError) as error:
         fail(str(error))
     except OSError as error:
         fail(f"{error}; {remedy}")

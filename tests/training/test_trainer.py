@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from training_tasks import Chatter, make_base, tiny_config
 
-from compactionrl.config import Config, ConfigError, load_config
+from compactionrl.config import Config, ConfigError, load_config, parse_config
 from compactionrl.environments.protocol import Verdict
 from compactionrl.evaluation.evaluate import evaluate
 from compactionrl.rollout.collect import CollectionError
@@ -228,6 +228,10 @@ def test_refusals(tmp: Path) -> None:
     (tmp / "stray" / "checkpoints").mkdir(parents=True)
     with pytest.raises(ConfigError, match="already holds a run"):
         Trainer(stray)
+    elsewhere = parse_config(
+        tiny_config(tmp, train__steps=1).model_dump() | {"server": {"urls": ["http://127.0.0.1:1"]}}
+    )
+    assert Trainer(elsewhere, resume=True).finished, "servers may have moved"
     moved = tmp / "moved"
     (tmp / "run").rename(moved)
     assert Trainer(tiny_config(tmp, train__steps=1, run__folder=str(moved)), resume=True).finished

@@ -73,14 +73,14 @@ class RunFolder:
 
 
 def check_same(stored: Config, config: Config) -> None:
-    """Raise ConfigError unless `config` is the stored one; more steps and another place are allowed."""
+    """Raise ConfigError unless `config` is the stored one; more steps, another place and other servers are allowed."""
     old, new = flat(stored.model_dump()), flat(config.model_dump())
     changed = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
     allowed = {"run.folder"} | ({"train.steps"} if config.train.steps >= stored.train.steps else set())
-    if refused := [key for key in changed if key not in allowed]:
+    if refused := [key for key in changed if key not in allowed and not key.startswith("server.")]:
         lines = (f"  {key}: {old.get(key)!r} in the run, {new.get(key)!r} now" for key in refused)
         raise ConfigError(
-            "this run cannot be resumed with another configuration (only train.steps may be raised):\n"
+            "this run cannot be resumed with another configuration (only train.steps may be raised, and [server] differ):\n"
             + "\n".join(lines)
         )
 

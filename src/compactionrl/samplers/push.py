@@ -28,8 +28,8 @@ KEPT = 2
 PREFIX = "weights-"
 TOLERANCES = {torch.float32: 2e-3, torch.bfloat16: 0.5}
 """Most that a log-probability of the probe may differ: kernels round differently, and a probe has unlikely tokens, too."""
-NOISE = 0.01
-"""A change in a log-probability below this share of the tolerance tells nothing."""
+NOISE = {torch.float32: 2e-5, torch.bfloat16: 5e-3}
+"""Changes in a log-probability that tell nothing."""
 
 
 class WeightMismatch(SamplerRefused):
@@ -76,6 +76,7 @@ class WeightPush:
         self.folder = folder.resolve()
         self.temperature = temperature or 1.0  # greedy sampling comes with log-probabilities at 1
         self.tolerance = tolerance or TOLERANCES[policy.head_weight.dtype]
+        self.noise = NOISE[policy.head_weight.dtype]
         self.token_ids = probe_tokens(policy.config.vocab_size, policy.config.max_position_embeddings - 1)
         self.current: Weights | None = None
         self._first: Weights | None = None
@@ -110,10 +111,6 @@ class WeightPush:
                 earlier.probe.logprobs, earlier.probe.logprobs, found, expected, self.noise
             ):
                 self._refuse(server, weights, f"still has the weights of version {earlier.version}: {numbers}")
-
-    @property
-    def noise(self) -> float:
-        return NOISE * self.tolerance
 
     def _refuse(self, server: str, weights: Weights, what: str) -> None:
         raise WeightMismatch(

@@ -10,6 +10,7 @@ import torch
 from training_fakes import VOCABULARY, parameters, random_rollouts, small_config
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from compactionrl.cli import main
 from compactionrl.config import Config, ConfigError, parse_config
 from compactionrl.models import Transformer, load_policy, save_policy
 from compactionrl.training.batch import build_batch
@@ -147,7 +148,8 @@ def test_checkpoints_of_adapters_are_used_and_merged(base: Path, tmp_path: Path)
     theirs = AutoModelForCausalLM.from_pretrained(folder)
     torch.testing.assert_close(theirs(ids[None]).logits[0], expected, rtol=1e-5, atol=1e-5)
     assert len(AutoTokenizer.from_pretrained(folder)) > 0
-    merge(folder, tmp_path / "merged")
+    with pytest.raises(SystemExit, match="^0$"):
+        main(["merge", str(folder), str(tmp_path / "merged")])
     merged = load_policy(tmp_path / "merged")
     torch.testing.assert_close(merged(ids, [8]) @ merged.head_weight.T, expected, rtol=1e-5, atol=1e-5)
     assert len(AutoTokenizer.from_pretrained(tmp_path / "merged")) > 0

@@ -122,6 +122,9 @@ def test_a_shared_trunk_is_read_as_it_is_at_the_time(base: Path) -> None:
     torch.nn.init.normal_(critic.score.weight)
     ids = torch.arange(6)
     before = critic(ids, [6])
+    before.sum().backward()
+    assert all(p.grad is None for p in learner.policy.parameters())
+    assert critic.score.weight.grad is not None
     train(learner, 0)
     expected = learner.policy(ids, [6]) @ critic.score.weight[0] + critic.score.bias
     torch.testing.assert_close(critic(ids, [6]), expected)

@@ -147,7 +147,8 @@ class LimitsConfig(Section):
 class SamplingConfig(Section):
     sampler: str = Field(
         "local",
-        description="'local' (in process), 'vllm' or 'sglang' (servers, see [server]), or 'module:Class' of your own.",
+        description="'local' (in process), 'vllm' or 'sglang' (servers, see [server]), or 'module:Class' of your own. Only in "
+        "`eval` and `rollout`: 'chat' (any OpenAI-style endpoint; budgets are approximate), 'auto' (asks the servers).",
     )
     sampler_options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of your own Sampler.")
     temperature: float = Field(1.0, ge=0, description="Softmax temperature; 0 is greedy (evaluation only).")
@@ -156,7 +157,7 @@ class SamplingConfig(Section):
 
 
 class ServerConfig(Section):
-    """Servers that sample (`sampling.sampler` 'vllm' or 'sglang'): all serve the same model, and stand in for each other."""
+    """Servers that sample (`sampling.sampler` 'vllm', 'sglang', 'chat'): all serve the same model and stand in for each other."""
 
     urls: list[str] = Field([], description="Base addresses, such as http://127.0.0.1:8000.")
     model: str = Field("", description="The name under which they serve it; '': their only one.")
@@ -302,6 +303,15 @@ class EvaluationConfig(Section):
         description="x1: compaction off. x4: up to three compactions (xN: N - 1). long: one window of 4C (2C: of 2C).",
     )
     runs: int = Field(1, ge=1, description="Rollouts per task and mode in `eval`, each with its own random stream.")
+    summarisers: list[str] = Field(
+        ["own"],
+        min_length=1,
+        description="Who writes the summaries in `eval`, each measured for itself: 'own' (the policy), a model folder, a URL.",
+    )
+    summariser_model: str = Field(
+        "", description="The name under which a summariser's URL serves it; '': its only one."
+    )
+    summariser_key_variable: str = Field("", description="As server.key_variable, for a summariser's URL.")
     prompt_price: float = Field(0.0, ge=0, description="Price of a million prompt tokens; 0: unknown.")
     completion_price: float = Field(0.0, ge=0, description="Price of a million sampled tokens; 0: unknown.")
     seed: int = Field(12345, ge=0, description="Seed of the sampling in evaluations.")
@@ -337,6 +347,11 @@ class Config(Section):
             )
         if self.sampling.temperature == 0:
             raise ConfigError("sampling.temperature 0 cannot be trained: set it to 1")
+        if self.sampling.sampler in ("chat", "auto"):
+            raise ConfigError(
+                f"sampling.sampler {self.sampling.sampler!r} is for evaluation only: training needs token ids and their "
+                "log-probabilities, from 'local', 'vllm', 'sglang' or a sampler of your own"
+            )
 
 
 def load_config(path: Path | None = None, overrides: dict[str, Any] | None = None) -> Config:

@@ -124,24 +124,24 @@ def test_all_servers_down_is_unreachable() -> None:
         run(pool(*servers, retries=1), "a")
 
 
-def test_a_server_that_comes_back_during_the_pauses_answers() -> None:
-    server = FakeVLLM()
-    server.stop()
+@pytest.mark.parametrize("which", [0, 1])
+def test_whichever_server_comes_back_during_the_pauses_answers(which: int) -> None:
+    servers = [FakeVLLM(), FakeVLLM()]
+    for server in servers:
+        server.stop()
 
     async def main() -> str:
-        p = pool(server, retries=6, first_pause=0.05)
+        p = pool(*servers, retries=6, first_pause=0.05)
         asked = asyncio.create_task(ask(p)())
         await asyncio.sleep(0.2)
-        server.start()
+        servers[which].start()
         try:
             return await asked
         finally:
             await p.close()
 
-    try:
-        assert asyncio.run(main()) == server.url
-    finally:
-        server.stop()
+    with running(servers[which]):
+        assert asyncio.run(main()) == servers[which].url
 
 
 def test_rollouts_keep_to_their_server_and_come_back_to_it() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,16 @@ from test_served import PROMPT, sample, sampler_on
 from compactionrl.models import Transformer, load_policy
 from compactionrl.samplers.http import ServerFailed, ServerUnreachable
 from compactionrl.samplers.protocol import SamplerRefused
-from compactionrl.samplers.push import KEPT, PROBE_TOKENS, WeightMismatch, WeightPush, lags, probe_tokens, stale
+from compactionrl.samplers.push import (
+    KEPT,
+    PROBE_TOKENS,
+    Reading,
+    WeightMismatch,
+    WeightPush,
+    lags,
+    probe_tokens,
+    stale,
+)
 from compactionrl.samplers.served import ServedSampler
 
 
@@ -312,6 +322,41 @@ def test_a_push_with_every_server_down_is_unreachable(fake: Any, tmp_path: Path)
                 server.start()
 
     train(servers, tmp_path, work, retries=1)
+
+
+def test_every_number_of_a_reading_is_judged(tmp_path: Path) -> None:
+    push = WeightPush(tiny_policy(), tmp_path, temperature=0.5)
+    asyncio.run(push.publish(0))
+    weights = push.current
+    assert weights is not None
+    probe = weights.probe
+    truth = Reading(probe.logprobs.tolist(), 9, policy_logprobs(tiny_policy(), probe.token_ids, [9], 0.5)[0])
+    push.judge("here", weights, truth, None)
+    for i in (0, 31, len(truth.logprobs) - 1):
+        logprobs = list(truth.logprobs)
+        logprobs[i] -= 1.5 * push.tolerance
+        with pytest.raises(WeightMismatch, match=f"here has log-probability .* for token {i + 1} of the probe"):
+            push.judge("here", weights, replace(truth, logprobs=logprobs), None)
+    at_one = policy_logprobs(tiny_policy(), probe.token_ids, [9], 1.0)[0]
+    with pytest.raises(WeightMismatch, match=r"at temperature 0\.5"):
+        push.judge("here", weights, replace(truth, logprob=at_one), None)
+    with pytest.raises(WeightMismatch, match="62 log-probabilities"):
+        push.judge("here", weights, replace(truth, logprobs=truth.logprobs[:-1]), None)
+
+
+def test_a_server_that_went_back_to_the_first_weights_is_found(tmp_path: Path) -> None:
+    """Also where the change since then is far smaller than the tolerance, and there is no earlier reading to compare with."""
+    policy = tiny_policy()
+    push = WeightPush(policy, tmp_path, tolerance=0.5)
+    asyncio.run(push.publish(0))
+    first = push.current
+    change(policy, 1e-3)
+    asyncio.run(push.publish(1))
+    assert first is not None
+    assert push.current is not None
+    old = Reading(first.probe.logprobs.tolist(), 9, float(first.probe.following[9]))
+    with pytest.raises(WeightMismatch, match="still has the weights of version 0"):
+        push.judge("here", push.current, old, None)
 
 
 def test_folders_are_whole_and_two_are_kept(tmp_path: Path) -> None:

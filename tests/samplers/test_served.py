@@ -385,6 +385,8 @@ def test_an_interruption_by_others_goes_on_behind_what_there_is(kind: str) -> No
     assert prompts[0] == PROMPT
     assert prompts[1] == PROMPT + sampled.token_ids[: len(prompts[1]) - len(PROMPT)]
     assert 0 < len(prompts[1]) - len(PROMPT) < 30
+    seeds = [body.get("sampling_params", {}).get("sampling_seed", body.get("seed")) for body in (first, second)]
+    assert seeds == [stream_seed(4, 0), stream_seed(4, 1)]
     assert len(sampled.token_ids) == 30
     assert sampled.finish == "length"
     assert sampled.logprobs == pytest.approx(policy_logprobs(tiny_policy(), PROMPT, sampled.token_ids), abs=1e-5)

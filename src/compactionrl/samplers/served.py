@@ -190,18 +190,16 @@ class ServedSampler(ABC):
         One that does not say so is asked, but only if a connection was opened since the last time: a process that ends takes
         its connections with it.
         """
-        stamp = part.stamp
-        if stamp is None:
-            if server.opened_at < server.known_at:
-                return
-            asked_at = asyncio.get_running_loop().time()
-            stamp = await self.stamp(server)
-            server.known_at = asked_at
+        asked_at = asyncio.get_running_loop().time()
+        if part.stamp is None and server.opened_at < server.known_at:
+            return
+        stamp = await self.stamp(server) if part.stamp is None else part.stamp
         if stamp != weights.stamp:
             server.ready, server.weights = False, None
             raise ServerRestarted(
                 f"{server.name} has no longer the weights that were pushed to it: has it been restarted?"
             )
+        server.known_at = max(server.known_at, asked_at)
 
     @property
     def wanted(self) -> Weights | None:

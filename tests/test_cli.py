@@ -149,30 +149,35 @@ def test_train_refuses_a_used_folder_and_resumes(
     steps = [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert max(steps) == 3
 
-    code, out, _ = run(
-        capsys, "eval", *tiny, "--checkpoint", str(tmp_path / "run" / "checkpoints" / "step-000003"), "--modes", "x1"
-    )
+    checkpoint = str(tmp_path / "run" / "checkpoints" / "best")
+    results = ["--modes", "x1", "--output", str(tmp_path / "results")]
+    code, out, _ = run(capsys, "eval", *tiny, "--checkpoint", checkpoint, *results)
     assert code == 0
-    assert "step-000003" in out
+    about = json.loads((tmp_path / "results" / "results.json").read_text())["about"]
+    assert "checkpoints/step-" in about["sampler"]  # what the link points to today
 
 
 def test_eval_writes_what_it_shows(
     capsys: pytest.CaptureFixture[str], tiny: list[str], base: Path, tmp_path: Path
 ) -> None:
-    file = tmp_path / "results.json"
-    arguments = ["--modes", "x4,x1", "--tasks", "3", "--output", str(file), "--summariser", str(base)]
-    code, out, _ = run(capsys, "eval", *tiny, *arguments)
+    other = tmp_path / "other"
+    other.symlink_to(base)
+    arguments = ["--modes", "x4,x1", "--limit", "3", "--output", str(tmp_path / "results"), "--runs", "2"]
+    code, out, _ = run(capsys, "eval", *tiny, *arguments, "--summariser", f"own,{other}")
     assert code == 0
-    record = json.loads(file.read_text())
-    assert record["summariser"] == str(base)
-    results = record["results"]
-    assert list(results) == ["x4", "x1"]
-    assert [result["n"] for result in results.values()] == [3, 3]
+    results = json.loads((tmp_path / "results" / "results.json").read_text())["arms"]
+    assert list(results) == ["x4", "x4+other", "x1"]
+    assert [result["n"] for result in results.values()] == [6, 6, 6]
+    assert [result["outcomes"] for result in results.values()] == ["000 000"] * 3
+    assert results["x4"]["sampled_tokens"] == results["x4+other"]["sampled_tokens"]  # it is the same model
+    for name in results:
+        assert name in out
     assert "long" not in out
-    assert f"summaries by {base.name}" in " ".join(out.split())
 
 
-def test_rollout_shows_the_rollout_that_eval_measures(capsys: pytest.CaptureFixture[str], tiny: list[str]) -> None:
+def test_rollout_shows_the_rollout_that_eval_measures(
+    capsys: pytest.CaptureFixture[str], tiny: list[str], tmp_path: Path
+) -> None:
     code, out, _ = run(capsys, "rollout", *tiny, "--index", "1", "--mode", "x1")
     assert code == 0
     assert "notes-heldout-1  x1-heldout-1" in out
@@ -180,16 +185,38 @@ def test_rollout_shows_the_rollout_that_eval_measures(capsys: pytest.CaptureFixt
     assert "window 2" not in out
     assert run(capsys, "rollout", *tiny, "--index", "1", "--mode", "x1")[1] == out
 
+    evaluated = ["--output", str(tmp_path / "results"), "--modes", "x1", "--limit", "2"]
+    assert run(capsys, "eval", *tiny, *evaluated)[0] == 0
+    stored = ["--from", str(tmp_path / "results")]
+    assert run(capsys, "rollout", *stored, "--id", "x1-heldout-1")[1] == out
+    listed = run(capsys, "rollout", *stored)[1].splitlines()
+    assert sorted(line.split()[0] for line in listed) == ["x1-heldout-0", "x1-heldout-1"]
+    code, _, err = run(capsys, "rollout", *stored, "--id", "x4-heldout-1")
+    assert code == 2
+    assert "x4-heldout-1" in err
+
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["eval", "--modes", "x1,x0"], ["evaluation.modes", "x4"]),
-        (["eval", "--tasks", "0"], ["--tasks"]),
-        (["eval", "--output", "/nowhere/results.json"], ["--output", "/nowhere"]),
-        (["eval", "--context.budget", "70", "--tasks", "16", "--modes", "x4"], ["task does not fit", "context.budget"]),
-        (["eval", "--checkpoint", str(DEMO.parent)], ["no policy can be loaded from", "config.json"]),
+        (["eval", "--limit", "0"], ["--limit"]),
+        (["eval", "--tasks", "notez"], ["--tasks", "notez", "notes, logbook", "module:Class"]),
+        (["eval", "--tasks", "nowhere:Tasks"], ["environment.tasks", "nowhere"]),
+        (["eval", "--output", "/dev/null/results"], ["/dev/null/results"]),
+        (["eval", "--output", str(DEMO)], ["--output", "is a file"]),
+        (["eval", "--budget", "64kb"], ["--budget", "64kb", "64k"]),
+        (["eval", "--budget", "64"], ["context.threshold", "context.budget"]),
+        (["eval", "--model", "glm"], ["--model", "--url", "--checkpoint"]),
+        (["eval", "--checkpoint", str(DEMO.parent), "--url", "http://127.0.0.1:9"], ["--checkpoint", "--url"]),
+        (["eval", "--url", "127.0.0.1:9"], ["server.urls", "http://"]),
+        (["eval", "--url", "http://127.0.0.1:9", "--api", "openai"], ["sampling.sampler", "openai"]),
+        (["eval", "--url", "http://127.0.0.1:9"], ["http://127.0.0.1:9", "no answer"]),
+        (["eval", "--context.budget", "70", "--limit", "16", "--modes", "x4"], ["task does not fit", "context.budget"]),
+        (["eval", "--checkpoint", str(DEMO.parent)], ["model.path", str(DEMO.parent), "config.json"]),
         (["eval", "--model.path", "nowhere"], ["model.path", "nowhere"]),
+        (["rollout", "--from", "/nowhere"], ["--from", "/nowhere"]),
+        (["rollout", "--from", str(DEMO.parent)], ["--from", "no evaluation"]),
         (["rollout", "--index", "-1"], ["--index"]),
         (["rollout", "--split", "test"], ["test", "heldout"]),
         (["rollout", "--mode", "x0"], ["x0", "x4"]),
@@ -200,9 +227,16 @@ def test_rollout_shows_the_rollout_that_eval_measures(capsys: pytest.CaptureFixt
     ],
 )
 def test_commands_refuse_what_cannot_work(
-    capsys: pytest.CaptureFixture[str], tiny: list[str], arguments: list[str], words: list[str]
+    capsys: pytest.CaptureFixture[str],
+    tiny: list[str],
+    arguments: list[str],
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     code, _, err = run(capsys, arguments[0], *tiny, *arguments[1:])
+    assert not (tmp_path / "runs").exists() or "kept in" in err
     assert code == 2
     assert "Traceback" not in err
     assert [word for word in words if word not in err] == []

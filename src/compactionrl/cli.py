@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -205,38 +204,92 @@ def evaluate(
     context: typer.Context,
     path: ConfigFile = None,
     checkpoint: Checkpoint = None,
-    modes: Annotated[str | None, typer.Option(help="Such as x1,x4,long; default: evaluation.modes.")] = None,
-    tasks: Annotated[int | None, typer.Option(min=1, help="Held-out tasks; default: evaluation.final_tasks.")] = None,
-    summariser: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Another checkpoint that writes the summaries instead.")
+    tasks: Annotated[
+        str | None, typer.Option(metavar="FAMILY", help="notes, logbook, deliveries, or module:Class of your own.")
     ] = None,
-    output: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Also write the results here.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Held-out tasks at most; default: evaluation.final_tasks.")
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option(metavar="URL[,URL]", help="Servers of the model; default: a model in this process.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Its name there; default: their only one.")] = None,
+    api: Annotated[
+        str | None, typer.Option(metavar="auto|vllm|sglang|chat", help="What they speak; default: they are asked.")
+    ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", file_okay=False, help="The served model's tokenizer.")
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="C, such as 64k; sizes that are not given follow it.")
+    ] = None,
+    modes: Annotated[str | None, typer.Option(help="Such as x1,x4,long; default: evaluation.modes.")] = None,
+    runs: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Rollouts per task and mode; default: 1.")
+    ] = None,
+    summariser: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHO[,WHO]", help="Who writes the summaries: own, a model folder, a URL; each is measured."
+        ),
+    ] = None,
+    summariser_model: Annotated[str | None, typer.Option(metavar="NAME", help="Its name at that URL.")] = None,
+    concurrency: Annotated[int | None, typer.Option(metavar="N", min=1, help="Rollouts at a time.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", file_okay=False, help="Default: below runs/eval.")
+    ] = None,
 ) -> None:
-    """Measure a checkpoint on held-out tasks: one window (x1), with compaction (x4), one long window."""
-    if output and not output.parent.is_dir():
-        raise ConfigError(f"--output {output}: there is no folder {output.parent}")
-    chosen = {"evaluation.modes": modes.split(",")} if modes else {}
-    config = load_config(path, {**(context.obj or {}), **chosen})
+    """Measure a served model or a checkpoint on held-out tasks, without and with compaction. Goes on where it was stopped."""
+    from compactionrl.eval_options import eval_keys
+
+    keys = eval_keys(
+        path,
+        context.obj or {},
+        checkpoint=checkpoint,
+        tasks=tasks,
+        limit=limit,
+        model=model,
+        url=url,
+        api=api,
+        tokenizer=tokenizer,
+        budget=budget,
+        modes=modes,
+        runs=runs,
+        summariser=summariser,
+        summariser_model=summariser_model,
+        concurrency=concurrency,
+    )
+    config = load_config(path, keys)
     from rich.console import Console
+    from rich.markdown import Markdown
 
-    from compactionrl import build
-    from compactionrl.evaluation.report import behaviour_table, pass_table
-    from compactionrl.measure import measure
+    from compactionrl.results_folder import default_folder
 
-    folder = checkpoint or build.model_folder(config)
-    n = tasks or config.evaluation.final_tasks
-    options: dict[str, Any] = {"modes": config.evaluation.modes, "n_tasks": n, "summariser": summariser}
-    results = guarded(lambda: measure(config, folder, **options))
-    console = Console()
-    label = f"{folder.name}, summaries by {summariser.name}" if summariser else folder.name
-    for table in (pass_table, behaviour_table):
-        console.print(table({label: results}))
-    for mode, result in results.items():
-        for cause, count in result["error_causes"].items():
-            console.print(f"{mode}: {count} rollouts broke down and are not in the figures: {cause}", markup=False)
-    if output:
-        record = {"checkpoint": str(folder), "summariser": str(summariser) if summariser else None, "results": results}
-        output.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
+    folder = output or default_folder(config)
+    report, missing = evaluated(folder, config)
+    Console().print(Markdown(report.read_text()))
+    typer.echo(f"{folder}: {report.name}, results.json, every rollout; `compactionrl rollout --from` shows one")
+    if missing:
+        raise typer.Exit(1)
+
+
+def evaluated(folder: Path, config: Config) -> tuple[Path, int]:
+    """The report in `folder`, and how many rollouts are missing. (Served models are measured without torch.)"""
+    from compactionrl.measure import evaluate_into
+    from compactionrl.rollout.collect import CollectionError
+    from compactionrl.samplers.protocol import SamplerError
+    from compactionrl.training.interrupt import Interrupted
+
+    kept = f"what has ended is kept in {folder}, and the same command goes on"
+    try:
+        return evaluate_into(folder, config)
+    except Interrupted:
+        print(f"compactionrl: stopped; {kept}", file=sys.stderr)
+        raise typer.Exit(130) from None
+    except SamplerError as error:
+        fail(str(error))
+    except (CollectionError, OSError) as error:
+        fail(f"{error}; {kept}")
 
 
 @app.command()
@@ -305,21 +358,43 @@ def rollout(
     mode: Annotated[str, typer.Option(help="x1, x4 or long.")] = "x4",
     split: Annotated[str, typer.Option(help="train or heldout.")] = "heldout",
     index: Annotated[int, typer.Option(help="Number of the task.")] = 0,
+    evaluated: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", metavar="FOLDER", exists=True, file_okay=False, help="Show one that `eval` wrote there."
+        ),
+    ] = None,
+    rollout_id: Annotated[
+        str | None,
+        typer.Option("--id", metavar="ID", help="With --from: which one, such as x4-heldout-0; default: list."),
+    ] = None,
     characters: Annotated[int, typer.Option(min=0, help="Shown of each turn at most; 0: all.")] = 200,
 ) -> None:
-    """Play one task and show the rollout: windows, turns, what was summarised, what survived."""
-    config = load_config(path, {**(context.obj or {}), "evaluation.modes": [mode]})
+    """Play one task, or show one that was evaluated: windows, turns, what was summarised, what survived."""
     from rich.console import Console
 
-    from compactionrl import build
-    from compactionrl.evaluation.modes import for_mode
-    from compactionrl.measure import play
-    from compactionrl.show import show
+    from compactionrl.show import listed, show
 
-    folder = checkpoint or build.model_folder(config)
-    played, chat = play(config, folder, mode=mode, split=split, index=index)
     console = Console()
-    for line in show(played, chat.decode, for_mode(config, mode), characters=characters):
+    if evaluated:
+        from compactionrl.results_folder import find_rollout, list_rollouts
+
+        if rollout_id is None:
+            for each in list_rollouts(evaluated):
+                console.print(listed(each), soft_wrap=True)
+            return
+        found, chat, ran_in = find_rollout(evaluated, rollout_id)
+    else:
+        from compactionrl.eval_options import policy
+        from compactionrl.evaluation.modes import for_mode
+
+        where = {"model.path": str(policy(checkpoint))} if checkpoint else {}
+        config = load_config(path, {**(context.obj or {}), **where, "evaluation.modes": [mode]})
+        from compactionrl.measure import play
+
+        found, chat = guarded(lambda: play(config, mode=mode, split=split, index=index))
+        ran_in = for_mode(config, mode)
+    for line in show(found, chat.decode, ran_in, characters=characters):
         console.print(line)
 
 

@@ -51,6 +51,14 @@ def show(rollout: Rollout, decode: Decode, context: ContextConfig, *, characters
         yield Text(f"  {escape(str(key))}: {escape(clip(str(value), characters))}", "dim")
 
 
+def listed(rollout: Rollout) -> Text:
+    """One rollout in one line."""
+    return Text(
+        f"{escape(rollout.id)}  {escape(rollout.task_id)}  {rollout.end}, reward {rollout.reward:g}, {rollout.turns} turns, "
+        f"{rollout.compactions} compactions, {sum(map(len, rollout.windows))} tokens"
+    )
+
+
 def head(rollout: Rollout) -> Iterator[Text]:
     yield Text.assemble((escape(rollout.task_id), "bold"), f"  {escape(rollout.id)}")
     yield Text(

@@ -12,8 +12,9 @@ from compactionrl.rollout.ledger import Rollout
 
 
 def result(solved: int, failed: int) -> dict:
-    rollouts = [Rollout("s", "t", reward=1.0, end="submitted", turns=1)] * solved
-    return behaviour(rollouts + [Rollout("f", "t", end="budget", turns=1)] * failed) | {"errors": 2}
+    rollouts = [Rollout(f"s{i}", f"solved-{i}", reward=1.0, end="submitted", turns=1) for i in range(solved)]
+    rollouts += [Rollout(f"f{i}", f"failed-{i}", end="budget", turns=1) for i in range(failed)]
+    return behaviour(rollouts) | {"errors": 2}
 
 
 def printed(table: Table) -> str:

@@ -36,7 +36,7 @@ def test_nothing_measured_says_so() -> None:
 
 
 def test_pass_rate_counts() -> None:
-    assert pass_rate([True] * 5 + [False] * 5)["pass_at_1"] == 0.5
+    assert pass_rate([[True]] * 5 + [[False]] * 5)["pass_at_1"] == 0.5
 
 
 @pytest.mark.parametrize(("solved", "n"), [(3, 2), (-1, 2)])

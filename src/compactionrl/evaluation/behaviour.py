@@ -2,19 +2,75 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from compactionrl.evaluation.statistics import PassRate, pass_rate
-from compactionrl.rollout.ledger import ENDS, Kind, Rollout, Turn
+from compactionrl.evaluation.usage import Usage, usage
+from compactionrl.rollout.ledger import ENDS, End, Kind, Rollout, Turn
 
 SOLVED = 1.0
 """A rollout counts as solved from this reward on; partial credit shows in `reward`."""
 
 
-def behaviour(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Digest:
+    """What the figures need of a rollout; a ledger of 250,000 tokens takes some 10 MB of memory."""
+
+    id: str
+    task_id: str
+    reward: float
+    end: End
+    turns: int
+    tool_calls: int
+    cut_responses: int
+    thinking_tokens: int
+    compactions: int
+    sampled_tokens: int
+    response_tokens: int
+    summary_lengths: tuple[int, ...]
+    rejected: tuple[str, ...]
+    """The reason of each summary attempt that was not accepted."""
+    cut_summaries: int
+    responses_usage: Usage
+    summaries_usage: Usage
+
+    @property
+    def solved(self) -> bool:
+        return self.reward >= SOLVED
+
+
+def digest(rollout: Rollout) -> Digest:
+    spent = usage(rollout)
+    return Digest(
+        id=rollout.id,
+        task_id=rollout.task_id,
+        reward=rollout.reward,
+        end=rollout.end,
+        turns=rollout.turns,
+        tool_calls=rollout.tool_calls,
+        cut_responses=rollout.cut_responses,
+        thinking_tokens=rollout.thinking_tokens,
+        compactions=rollout.compactions,
+        sampled_tokens=rollout.token_counts()["sampled"],
+        response_tokens=sum(segment_lengths(rollout, "execution")),
+        summary_lengths=tuple(segment_lengths(rollout, "summary")),
+        rejected=tuple(attempt.reason for window in rollout.windows for attempt in window.rejected),
+        cut_summaries=sum(turn.note == "summary (cut)" for turn in turns(rollout)),
+        responses_usage=spent["execution"],
+        summaries_usage=spent["summary"],
+    )
+
+
+def behaviour(rollouts: Iterable[Rollout]) -> dict[str, Any]:
+    """Describe rollouts that reached a verdict; see `describe`."""
+    return describe([digest(rollout) for rollout in rollouts])
+
+
+def describe(rollouts: Sequence[Digest]) -> dict[str, Any]:
     """Describe rollouts that reached a verdict (JSON-serialisable, never NaN; None: nothing to average over).
 
     Rollouts that ended in "error" say nothing about the policy: the caller counts them. ValueError if one is given.
@@ -24,8 +80,6 @@ def behaviour(rollouts: Sequence[Rollout]) -> dict[str, Any]:
         raise ValueError(f"rollouts that ended in 'error' have no verdict: {', '.join(broken[:5])}")
     ends = Counter(rollout.end for rollout in rollouts)
     responses = sum(rollout.turns for rollout in rollouts)
-    thinking = sum(rollout.thinking_tokens for rollout in rollouts)
-    execution = sum(sum(segment_lengths(rollout, "execution")) for rollout in rollouts)
     return {
         **solved(rollouts),
         "reward": mean(rollout.reward for rollout in rollouts),
@@ -34,23 +88,27 @@ def behaviour(rollouts: Sequence[Rollout]) -> dict[str, Any]:
         "compactions": mean(rollout.compactions for rollout in rollouts),
         "turns": mean(rollout.turns for rollout in rollouts),
         "tool_calls": mean(rollout.tool_calls for rollout in rollouts),
-        "summary_tokens": mean(n for rollout in rollouts for n in segment_lengths(rollout, "summary")),
-        "response_tokens": execution / responses if responses else None,
-        "thinking_tokens": thinking / responses if responses else None,
-        "sampled_tokens": mean(rollout.token_counts()["sampled"] for rollout in rollouts),
+        "summary_tokens": mean(n for rollout in rollouts for n in rollout.summary_lengths),
+        "response_tokens": sum(rollout.response_tokens for rollout in rollouts) / responses if responses else None,
+        "thinking_tokens": sum(rollout.thinking_tokens for rollout in rollouts) / responses if responses else None,
+        "sampled_tokens": mean(rollout.sampled_tokens for rollout in rollouts),
         "cut_responses": mean(rollout.cut_responses for rollout in rollouts),
         "budget_exhausted": ends["budget"] / len(rollouts) if rollouts else None,
         "ends": {end: ends[end] for end in ENDS if end != "error"},
-        "rejected_summaries": dict(sorted(rejected_summaries(rollouts).items())),
-        "cut_summaries": sum(turn.note == "summary (cut)" for turn in turns(rollouts)),
+        "rejected_summaries": dict(sorted(Counter(r for rollout in rollouts for r in rollout.rejected).items())),
+        "cut_summaries": sum(rollout.cut_summaries for rollout in rollouts),
     }
 
 
-def solved(rollouts: Sequence[Rollout]) -> PassRate:
-    return pass_rate([rollout.reward >= SOLVED for rollout in rollouts])
+def solved(rollouts: Sequence[Digest]) -> PassRate:
+    """Pass@1; rollouts of the same task are tries of it."""
+    tasks: defaultdict[str, list[bool]] = defaultdict(list)
+    for rollout in rollouts:
+        tasks[rollout.task_id].append(rollout.solved)
+    return pass_rate([*tasks.values()])
 
 
-def by_compactions(rollouts: Sequence[Rollout]) -> dict[str, PassRate]:
+def by_compactions(rollouts: Sequence[Digest]) -> dict[str, PassRate]:
     """Pass@1 of the rollouts that compacted 0, 1, 2, ... times; only the numbers that occur."""
     counts = sorted({rollout.compactions for rollout in rollouts})
     return {str(n): solved([rollout for rollout in rollouts if rollout.compactions == n]) for n in counts}
@@ -61,13 +119,8 @@ def segment_lengths(rollout: Rollout, kind: Kind) -> list[int]:
     return [window.count(segment) for window in rollout.windows for segment in window.segments if segment.kind == kind]
 
 
-def rejected_summaries(rollouts: Sequence[Rollout]) -> Counter[str]:
-    """Summary attempts that were not accepted, by reason."""
-    return Counter(attempt.reason for rollout in rollouts for window in rollout.windows for attempt in window.rejected)
-
-
-def turns(rollouts: Sequence[Rollout]) -> list[Turn]:
-    return [turn for rollout in rollouts for window in rollout.windows for turn in window.turns]
+def turns(rollout: Rollout) -> list[Turn]:
+    return [turn for window in rollout.windows for turn in window.turns]
 
 
 def mean(numbers: Iterable[float]) -> float | None:

@@ -1,0 +1,155 @@
+"""Who acts and who writes the summaries: a policy in this process, servers, any chat endpoint."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compactionrl import build
+from compactionrl.config import Config, ConfigError
+from compactionrl.endpoint import has_tokenizer, identify
+from compactionrl.evaluation.evaluate import OWN
+from compactionrl.rollout.chat import ChatFormat
+from compactionrl.samplers.http import Server, hide_login
+from compactionrl.samplers.protocol import Sampler
+
+SERVED = ("vllm", "sglang")
+URL = re.compile(r"https?://.+")
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A chat format and a sampler that go together. `exact`: whether tokens are counted, or estimated from text."""
+
+    chat: ChatFormat
+    sampler: Sampler
+    description: str
+    exact: bool = True
+
+
+async def resolve(config: Config) -> Config:
+    """The configuration with what only the servers know: their protocol (for 'auto') and the name of their model.
+
+    Raises SamplerError if none answers, or if it refuses the key or the model.
+    """
+    if config.sampling.sampler not in (*SERVED, "auto"):
+        return config
+    found = await identify(config.server)
+    sampler = found.api if config.sampling.sampler == "auto" else config.sampling.sampler
+    return replace(config, {"sampling": {"sampler": sampler}, "server": {"model": found.model}})
+
+
+async def open_agent(config: Config, modes: Sequence[str]) -> Agent:
+    """The agent of `model.path` and `sampling.sampler`, resolved."""
+    kind = config.sampling.sampler
+    if kind == "chat":
+        from compactionrl.samplers.chat import open_chat_endpoint
+
+        chat, sampler = open_chat_endpoint(config)
+        return Agent(chat, sampler, f"{config.server.model} at {names(config)}, text in and out", exact=False)
+    if kind not in SERVED:
+        folder = policy_folder(build.model_folder(config))
+        return Agent(*open_policy(config, folder, modes), f"{folder} in this process")
+    if "path" not in config.model.model_fields_set:
+        raise ConfigError(f"model.path: '{kind}' needs the model's tokenizer: give its folder with --tokenizer")
+    chat = build.build_chat(config, build.model_folder(config))
+    checked = await has_tokenizer(config.server, chat)
+    if checked is False:
+        raise ConfigError(
+            f"model.path: {config.model.path} holds another tokenizer than {config.server.model} at {names(config)}"
+        )
+    unchecked = "" if checked else "; it does not say whether its tokenizer is ours"
+    return Agent(
+        chat, build.build_sampler(config, None), f"{config.server.model} at {names(config)}, {kind}{unchecked}"
+    )
+
+
+def open_chat(config: Config) -> ChatFormat:
+    """The agent's chat format alone; no server is asked and no weights are loaded."""
+    if config.sampling.sampler == "chat":
+        from compactionrl.samplers.chat import open_chat_endpoint
+
+        return open_chat_endpoint(config)[0]
+    return build.build_chat(config, policy_folder(build.model_folder(config)))
+
+
+def open_policy(config: Config, folder: Path, modes: Sequence[str] | None = None) -> tuple[ChatFormat, Sampler]:
+    """The chat format and a sampler of the policy in `folder`: a model folder, or a checkpoint that training wrote."""
+    import torch
+
+    from compactionrl.models import load_policy
+
+    folder = policy_folder(folder)
+    if isinstance(config.run.threads, int):
+        torch.set_num_threads(config.run.threads)
+    try:
+        dtype = getattr(torch, config.model.dtype)
+        policy = load_policy(folder, dtype=dtype, device=build.build_device(config))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"no policy can be loaded from {folder}: {error}") from error
+    return build.build_chat(config, folder), build.build_sampler(config, policy, modes)
+
+
+async def open_summariser(config: Config, source: str, agent: Agent) -> tuple[Sampler, str]:
+    """Another writer of the summaries, and what it is: a model folder or a URL."""
+    if URL.match(source):
+        return await open_served_summariser(config, source, agent)
+    if not agent.exact:
+        raise ConfigError(
+            f"--summariser {source}: a chat endpoint's summaries come from text alone; serve the folder with "
+            "`compactionrl serve` and give its URL"
+        )
+    other, sampler = open_policy(config, Path(source))
+    if other.tokenizer.base.get_vocab() != agent.chat.tokenizer.base.get_vocab():
+        raise ConfigError(
+            f"the summariser in {source} has another tokenizer than the policy: tokens go from one to the other"
+        )
+    return sampler, f"{source} in this process"
+
+
+async def open_served_summariser(config: Config, url: str, agent: Agent) -> tuple[Sampler, str]:
+    """Token ids go to a server that has the agent's tokenizer, text to any other."""
+    settings = config.evaluation
+    server = {"urls": [url], "model": settings.summariser_model, "key_variable": settings.summariser_key_variable}
+    other = replace(config, {"server": server})
+    found = await identify(other.server)
+    other = replace(other, {"server": {"model": found.model}, "sampling": {"sampler": found.api}})
+    described = f"{found.model} at {names(other)}"
+    if agent.exact and found.api in SERVED and await has_tokenizer(other.server, agent.chat):
+        return build.build_sampler(other, None), f"{described}, {found.api}, token ids"
+    from compactionrl.samplers.chat import open_chat_summariser
+
+    return open_chat_summariser(other, agent.chat), f"{described}, from text"
+
+
+def summariser_names(sources: Sequence[str], model: str = "") -> dict[str, str]:
+    """Short names of summarisers, for tables: name -> source. An address goes by `model`, the name of the model there."""
+    named: dict[str, str] = {}
+    for source in dict.fromkeys(sources):
+        short = (model or Server(source).name.partition("://")[2]) if URL.match(source) else Path(source).name
+        if source == OWN:
+            named[OWN] = OWN
+        elif short in named or short == OWN:
+            named[hide_login(source)] = source
+        else:
+            named[short] = source
+    return named
+
+
+def names(config: Config) -> str:
+    """The servers', without their logins."""
+    return ", ".join(Server(url).name for url in config.server.urls)
+
+
+def replace(config: Config, changes: dict[str, dict[str, Any]]) -> Config:
+    """The configuration with other values in some sections."""
+    sections = {name: getattr(config, name).model_copy(update=values) for name, values in changes.items()}
+    return config.model_copy(update=sections)
+
+
+def policy_folder(folder: Path) -> Path:
+    """Of a checkpoint that training wrote: its policy."""
+    return folder / "policy" if (folder / "policy").is_dir() else folder

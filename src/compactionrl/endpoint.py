@@ -52,7 +52,8 @@ async def speaks_sglang(pool: ServerPool[Server], server: Server) -> bool:
 
 async def speaks_vllm(pool: ServerPool[Server], server: Server, model: str) -> bool:
     """Whether it takes token ids and returns them."""
-    body = {"model": model, "prompt": [0, 1], "max_tokens": 1, "logprobs": 0, "return_token_ids": True}
+    body = {"model": model, "prompt": [0, 1], "max_tokens": 1, "temperature": 1.0, "seed": 0, "stop_token_ids": []}
+    body |= {"logprobs": 0, "return_token_ids": True}
     return isinstance(dig(await answer(pool, server, "POST", "/v1/completions", body), "choices", 0, "token_ids"), list)
 
 

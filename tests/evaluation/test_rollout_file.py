@@ -25,7 +25,9 @@ def windows(draw: st.DrawFn, first: int) -> Window:
     for index in range(first, first + draw(st.integers(0, 2))):
         segment = Segment(draw(st.sampled_from(["execution", "summary"])), index, draw(st.none() | words))
         for _ in range(draw(st.integers(1, 3))):
-            window.append_context(draw(ids), draw(st.sampled_from(["system", "user", "tool", "assistant"])), draw(words))
+            window.append_context(
+                draw(ids), draw(st.sampled_from(["system", "user", "tool", "assistant"])), draw(words)
+            )
             sampled = draw(st.lists(st.tuples(st.integers(0, 9), logprobs, st.integers(0, 9)), min_size=1, max_size=4))
             tokens, logs, versions = map(list, zip(*sampled, strict=True))
             window.append_sampled(tokens, logs, versions, segment, draw(words))

@@ -28,7 +28,10 @@ def test_every_request_is_counted() -> None:
         "execution": Usage(requests=3, prompt=10 + 20 + 21, new=10 + 6 + 21, sampled=4 + 5 + 1),
         "summary": Usage(requests=3, prompt=3 * 28, new=3 * 3, sampled=7 + 2 + 8),
     }
-    assert usage(rollout())["execution"].sampled + usage(rollout())["summary"].sampled == rollout().token_counts()["sampled"]
+    assert (
+        usage(rollout())["execution"].sampled + usage(rollout())["summary"].sampled
+        == rollout().token_counts()["sampled"]
+    )
 
 
 def test_nothing_was_asked() -> None:

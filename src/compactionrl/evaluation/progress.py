@@ -45,7 +45,8 @@ class EvaluationProgress:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.live.stop()
+        if self.bars:
+            self.live.stop()
 
     def ended_one(self, rollout: Rollout) -> None:
         """A rollout has ended, well or not, and is counted in the evaluation."""

@@ -1,0 +1,314 @@
+"""`compactionrl eval` end to end: against a server of ours over HTTP, killed, stopped, refused."""
+
+import gzip
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import DEMO
+from eval_server import SRC, ledgers, results, serving, start
+
+from compactionrl.build import DEMO as BASE
+from compactionrl.cli import main
+from compactionrl.evaluation.rollout_file import read_rollouts
+from compactionrl.models import load_policy
+
+SMALL = ["--limit", "6", "--runs", "2", "--modes", "x1,x4", "--concurrency", "4"]
+
+
+@pytest.fixture(params=["FakeVLLM", "FakeSGLang"])
+def fake(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A server written from an engine's documentation, with the packaged base in it."""
+    import fake_servers
+
+    policy = load_policy(BASE)
+    monkeypatch.setattr(fake_servers, "TINY", policy.config)
+    server = getattr(fake_servers, request.param)(policy)
+    with fake_servers.running(server):
+        yield server
+
+
+def evaluate(capsys: pytest.CaptureFixture[str], *arguments: str, config: Path = DEMO) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["eval", str(config), *arguments])
+    printed = capsys.readouterr()
+    return int(ended.value.code or 0), printed.out, printed.err
+
+
+@pytest.fixture(scope="module")
+def in_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The results of the packaged base in this process, uninterrupted."""
+    folder = tmp_path_factory.mktemp("whole") / "results"
+    with pytest.raises(SystemExit) as ended:
+        main(["eval", str(DEMO), *SMALL, "--output", str(folder)])
+    assert not ended.value.code
+    return folder
+
+
+def same(found: Path, expected: Path) -> None:
+    """Token for token; log-probabilities as far as float32 goes."""
+    mine, theirs = ledgers(found), ledgers(expected)
+    assert mine.keys() == theirs.keys()
+    for name, windows in mine.items():
+        for (ids, segments, logprobs), (other_ids, other_segments, other_logprobs) in zip(
+            windows, theirs[name], strict=True
+        ):
+            assert (ids, segments) == (other_ids, other_segments)
+            assert logprobs == pytest.approx(other_logprobs, abs=1e-4)
+    assert results(found)["arms"] == results(expected)["arms"]
+    assert results(found)["differences"] == results(expected)["differences"]
+
+
+def test_a_served_model_is_measured_as_one_in_process(
+    capsys: pytest.CaptureFixture[str], in_process: Path, tmp_path: Path
+) -> None:
+    with serving(BASE, **{"sampling.concurrency": 4}) as url:
+        code, out, _ = evaluate(capsys, *SMALL, "--url", f"{url}/v1", "--output", str(tmp_path / "r"))
+    assert code == 0
+    assert url in out
+    same(tmp_path / "r", in_process)
+    about = results(tmp_path / "r")["about"]
+    assert (about["agent"], about["exact"]) == ("tiny", True)
+    assert "vllm" in about["sampler"]
+
+    # The server is gone. What is complete is shown, whoever asks; what is not there would be asked for.
+    assert evaluate(capsys, *SMALL, "--url", url, "--output", str(tmp_path / "r"))[0] == 0
+    code, _, err = evaluate(capsys, *SMALL, "--runs", "3", "--url", url, "--output", str(tmp_path / "r"))
+    assert code == 2
+    assert url in err
+
+
+def test_a_served_summariser_takes_tokens_if_its_tokenizer_is_the_policys(
+    capsys: pytest.CaptureFixture[str], in_process: Path, base: Path, tmp_path: Path
+) -> None:
+    """The paper's Table 1 in one command."""
+    with serving(BASE, name="same") as url:
+        code, _, _ = evaluate(
+            capsys, *SMALL, "--modes", "x4", "--summariser", f"own,{url}", "--output", str(tmp_path / "r")
+        )
+    assert code == 0
+    found = results(tmp_path / "r")
+    name = f"x4+{url.partition('://')[2]}"
+    assert list(found["arms"]) == ["x4", name]
+    assert (
+        found["arms"]["x4"]["outcomes"]
+        == found["arms"][name]["outcomes"]
+        == results(in_process)["arms"]["x4"]["outcomes"]
+    )
+    assert [(d["arm"], d["minus"], d["difference"]) for d in found["differences"]] == [(name, "x4", 0.0)]
+    assert "token ids" in found["about"]["summarisers"][url.partition("://")[2]]
+    swapped = [r for r in read_rollouts(tmp_path / "r" / "rollouts.jsonl.gz") if r.id.startswith(name)]
+    excluded = {s.excluded for r in swapped for s in r.segments if s.kind == "summary"}
+    assert excluded == {"written by another summariser"}
+
+
+def wait_for(path: Path, size: int, process: subprocess.Popen[str]) -> None:
+    while not path.exists() or path.stat().st_size < size:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.005)
+
+
+def test_killed_again_and_again_it_comes_to_the_same_result(
+    capsys: pytest.CaptureFixture[str], in_process: Path, tmp_path: Path
+) -> None:
+    folder, file = tmp_path / "r", tmp_path / "r" / "rollouts.jsonl.gz"
+    arguments = [*SMALL, "--output", str(folder)]
+    whole = (in_process / "rollouts.jsonl.gz").read_bytes()
+    for part in (0.2, 0.6):
+        process = start(*arguments)
+        wait_for(file, int(part * len(whole)), process)
+        process.kill()
+        process.communicate()
+        with file.open("ab") as torn:  # as if it had been killed while writing
+            torn.write(whole[:100])
+    assert not (folder / "results.json").exists()
+    assert evaluate(capsys, *arguments)[0] == 0
+    names = [rollout.id for rollout in read_rollouts(file)]
+    assert len(names) == len(set(names)) == 24  # none lost, none repeated
+    same(folder, in_process)
+
+
+def test_stopped_it_shows_what_there_is_and_goes_on(
+    capsys: pytest.CaptureFixture[str], in_process: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "r"
+    arguments = [*SMALL, "--output", str(folder)]
+    whole = (in_process / "rollouts.jsonl.gz").stat().st_size
+    missing = 24
+    for number, part in ((signal.SIGINT, 0.2), (signal.SIGTERM, 0.6)):
+        process = start(*arguments)
+        wait_for(folder / "rollouts.jsonl.gz", int(part * whole), process)
+        process.send_signal(number)
+        _, err = process.communicate()
+        assert process.returncode == 130
+        assert f"stopped; what has ended is kept in {folder}, and the same command goes on" in err
+        assert "Traceback" not in err
+        stopped = results(folder)
+        assert 0 < stopped["missing"] < missing
+        missing = stopped["missing"]
+        assert missing + sum(arm["n"] for arm in stopped["arms"].values()) == 24
+        assert "Not complete" in (folder / "report.md").read_text()
+    assert evaluate(capsys, *arguments)[0] == 0
+    same(folder, in_process)
+
+
+def test_more_is_measured_on_top_of_what_there_is(
+    capsys: pytest.CaptureFixture[str], in_process: Path, tmp_path: Path
+) -> None:
+    folder = str(tmp_path / "r")
+    assert evaluate(capsys, "--limit", "2", "--modes", "x4", "--output", folder)[0] == 0
+    before = (tmp_path / "r" / "rollouts.jsonl.gz").read_bytes()
+    assert evaluate(capsys, *SMALL, "--output", folder)[0] == 0
+    assert (tmp_path / "r" / "rollouts.jsonl.gz").read_bytes().startswith(before)
+    same(tmp_path / "r", in_process)
+    assert evaluate(capsys, "--limit", "2", "--modes", "x4", "--output", folder)[0] == 0
+    assert list(results(tmp_path / "r")["arms"]) == ["x4"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("context.tail_steps", "2"), ("limits.turns", "9"), ("sampling.temperature", "0.5"), ("evaluation.seed", "1")],
+)
+def test_another_configuration_in_the_same_folder_is_refused(
+    capsys: pytest.CaptureFixture[str], in_process: Path, key: str, value: str
+) -> None:
+    before = {path.name: path.read_bytes() for path in in_process.iterdir()}
+    code, _, err = evaluate(capsys, *SMALL, f"--{key}", value, "--output", str(in_process))
+    assert code == 2
+    assert f"{key}: " in err
+    assert "--output" in err
+    assert {path.name: path.read_bytes() for path in in_process.iterdir()} == before
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("")
+    code, _, err = evaluate(capsys, "--output", str(tmp_path))
+    assert code == 2
+    assert "holds something else" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["config.toml"]
+
+
+def test_the_same_command_finds_its_folder_again(
+    capsys: pytest.CaptureFixture[str], base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for limit in ("1", "2"):
+        assert evaluate(capsys, "--limit", limit, "--modes", "x1", "--checkpoint", str(base))[0] == 0
+    (folder,) = Path("runs/eval").iterdir()
+    assert folder.name.startswith("base-")
+    assert len(ledgers(folder)) == 2
+    assert evaluate(capsys, "--limit", "1", "--modes", "x1", "--checkpoint", str(base), "--limits.turns", "3")[0] == 0
+    assert len(list(Path("runs/eval").iterdir())) == 2
+
+
+RIGHT = ["--server.key_variable", "RIGHT_KEY"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([*RIGHT, "--model", "other"], ["serves tiny, not other", "server.model"]),
+        (["--server.key_variable", "WRONG_KEY"], ["401", "server.key_variable"]),
+        ([], ["401", "server.key_variable"]),
+        (["--server.key_variable", "NO_KEY"], ["NO_KEY", "not set"]),
+        ([*RIGHT, "--modes", "99C"], ["serves contexts of", "but 12672 are needed", "context.budget"]),
+    ],
+)
+def test_what_a_server_refuses_ends_at_once(
+    capsys: pytest.CaptureFixture[str],
+    base: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    words: list[str],
+) -> None:
+    for name, key in (("RIGHT_KEY", "right-secret"), ("WRONG_KEY", "wrong-secret")):
+        monkeypatch.setenv(name, key)
+    with serving(base, key="right-secret") as url:
+        code, _, err = evaluate(capsys, "--limit", "1", "--url", url, *arguments, "--output", str(tmp_path / "r"))
+    assert code == 2
+    assert "secret" not in err
+    assert [word for word in words if word not in err] == []
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("secret", ["right-secret", "password"])
+def test_a_secret_opens_and_is_written_nowhere(
+    capsys: pytest.CaptureFixture[str], base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secret: str
+) -> None:
+    monkeypatch.setenv("RIGHT_KEY", "right-secret")
+    with serving(base, key="right-secret" if secret == "right-secret" else "") as url:
+        url = url.replace("//", "//someone:password@") if secret == "password" else url
+        output = ["--output", str(tmp_path / "r"), "--limit", "1", "--modes", "x1", "--limits.turns", "2"]
+        code, out, err = evaluate(capsys, "--url", url, *(RIGHT if secret == "right-secret" else []), *output)
+    assert code == 0, err
+    assert secret not in out + err
+    for path in (tmp_path / "r").iterdir():
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        assert secret.encode() not in content
+
+
+def test_another_models_tokenizer_is_noticed(capsys: pytest.CaptureFixture[str], smollm2: Path, tmp_path: Path) -> None:
+    """Its ids would be read as other words, and every answer would be wrong."""
+    with serving(BASE) as url:
+        code, _, err = evaluate(capsys, "--url", url, "--tokenizer", str(smollm2), "--output", str(tmp_path / "r"))
+    assert code == 2
+    assert "another tokenizer" in err
+
+
+@pytest.mark.parametrize("fake", ["FakeVLLM"], indirect=True)
+def test_a_server_without_a_tokenizer_here(capsys: pytest.CaptureFixture[str], tmp_path: Path, fake: Any) -> None:
+    with pytest.raises(SystemExit):
+        main(["eval", "--url", fake.url, "--output", str(tmp_path / "r"), "--tasks", "notes"])
+    assert "--tokenizer" in capsys.readouterr().err
+
+
+def test_the_protocol_is_found_out(capsys: pytest.CaptureFixture[str], tmp_path: Path, fake: Any) -> None:
+    short = ["--limit", "1", "--modes", "x1", "--limits.turns", "2", "--output", str(tmp_path / "r")]
+    code, _, err = evaluate(capsys, "--url", fake.url, *short)
+    assert code == 0, err
+    assert fake.route in {path for path, _ in fake.requests}
+    about = results(tmp_path / "r")["about"]
+    assert type(fake).__name__.removeprefix("Fake").lower() in about["sampler"]
+    assert "does not say whether its tokenizer is ours" in about["sampler"]
+
+
+def test_a_server_that_dies_leaves_what_was_measured(
+    capsys: pytest.CaptureFixture[str], in_process: Path, tmp_path: Path
+) -> None:
+    """Then it comes back at another address, and the same command goes on there."""
+    folder, options = tmp_path / "r", {"sampling.concurrency": 4}
+    arguments = [*SMALL, "--output", str(folder), "--server.retries", "0", "--train.retries", "0"]
+    with serving(BASE, **options) as url:
+        process = start(*arguments, "--url", url)
+        wait_for(folder / "rollouts.jsonl.gz", (in_process / "rollouts.jsonl.gz").stat().st_size // 4, process)
+    out, err = process.communicate()
+    assert process.returncode in (1, 2)  # 2 if 16 in a row broke down before the end
+    assert "Traceback" not in err
+    assert "no answer" in out + err
+    kept = results(folder)
+    assert 0 < kept["missing"] < 24
+    with serving(BASE, **options) as url:
+        assert evaluate(capsys, *arguments, "--url", url)[0] == 0
+    same(folder, in_process)
+
+
+@pytest.mark.parametrize("fake", ["FakeVLLM"], indirect=True)
+def test_without_torch(tmp_path: Path, fake: Any) -> None:
+    """Who measures served models need not have it."""
+    script = "import sys; sys.modules['torch'] = None; from compactionrl.cli import main; main(sys.argv[1:])"
+    short = ["--limit", "1", "--modes", "x1", "--limits.turns", "2", "--output", str(tmp_path / "r")]
+    ran = subprocess.run(
+        [sys.executable, "-c", script, "eval", str(DEMO), "--url", fake.url, *short],
+        env={**os.environ, "PYTHONPATH": str(SRC)},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert results(tmp_path / "r")["arms"]["x1"]["n"] == 1

@@ -19,6 +19,7 @@ T = TypeVar("T")
 OVERRIDE = re.compile(r"--([A-Za-z_]\w*(?:\.[\w-]+)+)(?:=(.*))?", re.DOTALL)
 SETTINGS = ["plain", "hard"]
 EXTRAS = {"PIL", "gguf", "markdown_it", "torch", "transformers", "safetensors", "pyarrow", "matplotlib", "tensorboard"}
+SERVING = {"starlette", "uvicorn"}
 
 app = typer.Typer(
     add_completion=False,
@@ -52,13 +53,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ConfigError as error:
         fail(str(error))
     except ModuleNotFoundError as error:
-        if error.name not in EXTRAS:
+        if error.name not in EXTRAS | SERVING:
             raise
         fail_without(error.name)
 
 
 def fail_without(module: str) -> NoReturn:
-    fail(f"{module} is not installed; this command needs: pip install 'compactionrl[train]'")
+    extra = "serve" if module in SERVING else "train"
+    fail(f"{module} is not installed; this command needs: pip install 'compactionrl[{extra}]'")
 
 
 def fail(message: str) -> NoReturn:
@@ -348,6 +350,41 @@ def study(
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@app.command()
+def serve(
+    context: typer.Context,
+    path: ConfigFile = None,
+    checkpoint: Checkpoint = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
+    name: Annotated[str, typer.Option(help="Name of the model; default: its folder's.")] = "",
+    max_length: Annotated[
+        int | None, typer.Option(min=2, metavar="TOKENS", help="Prompt and response together; default: all positions.")
+    ] = None,
+    key_variable: Annotated[
+        str, typer.Option(metavar="NAME", help="Environment variable with the API key that requests must bring.")
+    ] = "",
+    allow_weights_from: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Take new weights from below this folder; default: never.")
+    ] = None,
+) -> None:
+    """Serve a checkpoint over HTTP: vLLM's token route and OpenAI's chat route, for everything that wants a served model."""
+    settings = read(context, path)
+    from compactionrl import build
+    from compactionrl.serving.serve import serve
+
+    serve(
+        settings,
+        checkpoint or build.model_folder(settings),
+        host=host,
+        port=port,
+        name=name,
+        max_length=max_length,
+        key_variable=key_variable,
+        weights_from=allow_weights_from,
+    )
 
 
 @app.command()

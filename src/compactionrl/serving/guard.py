@@ -1,0 +1,45 @@
+"""Who may ask, and how many at a time."""
+
+from __future__ import annotations
+
+import hmac
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from compactionrl.serving.errors import ApiError
+
+MOST_REQUESTS = 1024
+"""Requests that are open at a time; more are told to come back."""
+
+
+class Guard:
+    """Lets requests through to `app`: with the key, if there is one, and never from a web page.
+
+    A browser lets any page that its user visits send requests to servers on loopback; it names the page in `Origin`.
+    """
+
+    def __init__(self, app: ASGIApp, key: str = "") -> None:
+        self.app, self.expected = app, f"Bearer {key}".encode() if key else b""
+        self.open = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.open >= MOST_REQUESTS:
+            refused = ApiError(503, f"{MOST_REQUESTS} requests are open: try again", headers={"Retry-After": "1"})
+            return await refused.reply()(scope, receive, send)
+        try:
+            self.check(Headers(scope=scope), scope["path"])
+        except ApiError as error:
+            return await error.reply()(scope, receive, send)
+        self.open += 1
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self.open -= 1
+
+    def check(self, headers: Headers, path: str) -> None:
+        if "origin" in headers:
+            raise ApiError(403, "requests from web pages are refused")
+        given = headers.get("authorization", "").encode()
+        if self.expected and path != "/health" and not hmac.compare_digest(given, self.expected):
+            raise ApiError(401, "the API key is missing or wrong", headers={"WWW-Authenticate": "Bearer"})

@@ -332,7 +332,7 @@ def test_every_number_of_a_reading_is_judged(tmp_path: Path) -> None:
     probe = weights.probe
     truth = Reading(probe.logprobs.tolist(), 9, policy_logprobs(tiny_policy(), probe.token_ids, [9], 0.5)[0])
     push.judge("here", weights, truth, None)
-    for i in (0, 31, len(truth.logprobs) - 1):
+    for i in (0, 31, 125):
         logprobs = list(truth.logprobs)
         logprobs[i] -= 1.5 * push.tolerance
         with pytest.raises(WeightMismatch, match=f"here has log-probability .* for token {i + 1} of the probe"):
@@ -340,7 +340,7 @@ def test_every_number_of_a_reading_is_judged(tmp_path: Path) -> None:
     at_one = policy_logprobs(tiny_policy(), probe.token_ids, [9], 1.0)[0]
     with pytest.raises(WeightMismatch, match=r"at temperature 0\.5"):
         push.judge("here", weights, replace(truth, logprob=at_one), None)
-    with pytest.raises(WeightMismatch, match="62 log-probabilities"):
+    with pytest.raises(WeightMismatch, match="125 log-probabilities for a probe with 126"):
         push.judge("here", weights, replace(truth, logprobs=truth.logprobs[:-1]), None)
 
 

@@ -34,7 +34,13 @@ from compactionrl.training.staleness import recorded_staleness
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "recipes" / "demo.toml"
 RUNS = ROOT / "runs" / "asynchronous"
-ARMS = [(0, "clip"), *((staleness, loss) for staleness in (1, 2) for loss in ("clip", "truncated", "masked"))]
+LOSSES: dict[str, dict[str, Any]] = {
+    "clip": {"train.policy_loss": "clip"},
+    "truncated": {"train.policy_loss": "truncated"},
+    "masked": {"train.policy_loss": "masked"},
+    "masked-wide": {"train.policy_loss": "masked", "train.clip_low": 0.5, "train.clip_high": 4.0},
+}
+ARMS = [(0, "clip"), *((staleness, loss) for staleness in (1, 2) for loss in LOSSES)]
 TASKS = 512
 TIMED_UPDATES = 10
 REPEATS = 2
@@ -118,7 +124,7 @@ def adopt(origin: Run, run: Run) -> None:
 def quality_run(staleness: int, loss: str, seed: int, steps: int) -> Run:
     shared = {"run.seed": seed, "evaluation.every": 0, "evaluation.modes": ["x4"]}
     start = Run(f"pretrained-{seed}", {**shared, "train.steps": 0, "evaluation.tasks": 8})
-    own = {"train.steps": steps, "evaluation.tasks": TASKS, "train.staleness": staleness, "train.policy_loss": loss}
+    own = {"train.steps": steps, "evaluation.tasks": TASKS, "train.staleness": staleness, **LOSSES[loss]}
     return Run(f"quality-{staleness}-{loss}-{seed}", {**shared, **own}, start)
 
 

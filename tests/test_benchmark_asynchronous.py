@@ -92,7 +92,7 @@ def test_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     monkeypatch.setattr(asynchronous.Run, "__call__", run)
     found = asynchronous.measure([11, 12], 2, 1, timed=True)
-    assert len(began) == len(set(began)) == 2 + 7 * 2 + 6 * 2
+    assert len(began) == len(set(began)) == 2 + 9 * 2 + 6 * 2
     page = asynchronous.page(found)
     assert "| 2 | masked | 75.0 | 75.0 | **75.0** | 25.0% | 0.5000 | 1.00 | 2 |" in page
     assert "| slow | 1 | **3.0** | 3.0, 3.0 | 1.00x | 3.0 | 3.0 | 3.0 | 3.0 | 0.50 | 1 | 0% |" in page

@@ -59,7 +59,7 @@ class Sampling:
 def second(model: Transformer) -> Transformer:
     """A model of its own that shares what is not trained, such as the base of adapters."""
     frozen = {id(p): p for p in model.parameters() if not p.requires_grad}
-    return copy.deepcopy(model, frozen)  # type: ignore[arg-type]
+    return copy.deepcopy(model, frozen)
 
 
 @torch.no_grad()

@@ -23,7 +23,7 @@ from slow_tasks import SlowSampler
 from training_tasks import make_base, tiny_config
 
 from compactionrl import build
-from compactionrl.config import Config
+from compactionrl.config import Config, parse_config
 from compactionrl.models import Critic, load_critic, load_policy
 from compactionrl.rollout.ledger import Rollout
 from compactionrl.rollout.loop import RolloutSettings, run_rollout
@@ -191,6 +191,32 @@ def test_without_staleness_it_is_the_plain_loop(tmp: Path) -> None:
     final = tmp / "run" / "checkpoints" / "step-000006"
     for model, stored in ((policy, load_policy(final / "policy")), (critic, load_critic(final / "critic"))):
         assert all(torch.equal(p, q) for p, q in zip(model.parameters(), stored.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"lora": {"rank": 2}},
+        {"lora": {"rank": 2}, "train": {"critic_trunk": "shared", "gradient_checkpointing": True}},
+        {"model": {"dtype": "bfloat16"}},
+    ],
+    ids=["adapters", "adapters, shared trunk, recomputed", "bfloat16"],
+)
+def test_what_is_copied_is_what_is_trained(tmp: Path, sections: dict[str, dict[str, Any]]) -> None:
+    """The base of adapters stays one, in memory; the weights behind it differ during an update and not after it."""
+    data = slow_config(tmp, 1, train__steps=2, sampling__sampler="local", sampling__sampler_options={}).model_dump()
+    for name, section in sections.items():
+        data[name] |= section
+    trainer = Trainer(parse_config(data), console=Console(file=StringIO()))
+    learned, sampled = (dict(m.named_parameters()) for m in (trainer.learner.policy, trainer.sampling.policy))
+    assert learned.keys() == sampled.keys()
+    assert any(p.requires_grad for p in learned.values())
+    for name, p in learned.items():
+        assert (sampled[name] is p) == (not p.requires_grad), name
+    assert trainer.run()
+    asyncio.run(trainer.sampling.current(2))
+    assert all(torch.equal(sampled[name], p) for name, p in learned.items())
+    assert metrics(tmp)[0]["ratio/mean"] == pytest.approx(1, abs=0.05)
 
 
 def test_rollouts_run_during_the_updates(tmp: Path) -> None:

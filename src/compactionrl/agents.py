@@ -117,12 +117,11 @@ async def open_served_summariser(config: Config, url: str, agent: Agent) -> tupl
     other = replace(config, {"server": server})
     found = await identify(other.server)
     other = replace(other, {"server": {"model": found.model}, "sampling": {"sampler": found.api}})
-    described = f"{found.model} at {names(other)}"
     if agent.exact and found.api in SERVED and await has_tokenizer(other.server, agent.chat):
-        return build.build_sampler(other, None), f"{described}, {found.api}, token ids"
+        return build.build_sampler(other, None), f"{found.model}, {found.api}, token ids"
     from compactionrl.samplers.chat import open_chat_summariser
 
-    return open_chat_summariser(other, agent.chat), f"{described}, from text"
+    return open_chat_summariser(other, agent.chat), f"{found.model}, from text"
 
 
 def summariser_names(sources: Sequence[str], model: str = "") -> dict[str, str]:

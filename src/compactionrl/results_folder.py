@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from compactionrl.agents import open_chat, replace
+from compactionrl.agents import names, open_chat, replace
 from compactionrl.config import Config, ConfigError, ContextConfig, load_config
 from compactionrl.config_toml import dump
 from compactionrl.evaluation.evaluate import RETRY
@@ -70,7 +70,17 @@ class ResultsFolder:
         return self.stored.exists()
 
     def begin(self, config: Config, about: dict[str, Any]) -> None:
-        """Write what is measured: from here on, nothing else can be in this folder."""
+        """Write what is measured: from here on, nothing else can be in this folder.
+
+        Raises ConfigError if a summariser is not what it was when the folder was begun.
+        """
+        before = self.recall()["summarisers"] if self.begun else {}
+        for name, described in about["summarisers"].items():
+            if before.setdefault(name, described) != described:
+                raise ConfigError(
+                    f"--summariser {name} was {before[name]}, and is now {described}: choose another --output"
+                )
+        about = {**about, "summarisers": before}
         self.path.mkdir(parents=True, exist_ok=True)
         self.rollout_file.touch()
         write_json(self.about, about)
@@ -107,17 +117,28 @@ def find_rollout(path: Path, rollout_id: str) -> tuple[Rollout, ChatFormat, Cont
 
 def default_folder(config: Config) -> Path:
     """The same for the same measurement, whatever it has been stopped for."""
-    name = config.server.model if config.server.urls else Path(config.model.path).name
+    name = (config.server.model or names(config)) if config.server.urls else Path(config.model.path).name
     readable = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "model"
     key = json.dumps(measured(config), sort_keys=True).encode()
     return Path("runs/eval") / f"{readable}-{hashlib.blake2b(key, digest_size=4).hexdigest()}"
 
 
 def adopt(stored: Config, config: Config) -> Config:
-    """`config` with what the servers were asked for when the folder was begun, and need not be asked again."""
+    """`config` with what the servers were asked for when the folder was begun, and need not be asked again.
+
+    Raises ConfigError for other servers, unless it says that they serve the same model.
+    """
     if config.sampling.sampler == "auto":
         config = replace(config, {"sampling": {"sampler": stored.sampling.sampler}})
-    return config if config.server.model else replace(config, {"server": {"model": stored.server.model}})
+    if config.server.model:
+        return config
+    before, now = (without_logins(each).server.urls for each in (stored, config))
+    if before != now:
+        raise ConfigError(
+            f"server.urls: {', '.join(before)} in the folder, {', '.join(now)} now; if the same model is served there, name it "
+            f"with --model {stored.server.model}, else choose another --output"
+        )
+    return replace(config, {"server": {"model": stored.server.model}})
 
 
 def check_same(stored: Config, config: Config) -> None:
@@ -132,12 +153,13 @@ def check_same(stored: Config, config: Config) -> None:
 
 
 def measured(config: Config) -> dict[str, Any]:
-    """The keys on which a rollout depends."""
-    keys = flat(config.model_dump(exclude=set(ELSEWHERE)))
+    """The keys on which a rollout depends. Addresses are among them only where no name says what they serve."""
+    keys = flat(without_logins(config).model_dump(exclude=set(ELSEWHERE)))
+    about_server = {"server.model"} if config.server.model else {"server.urls"}
     return {
         key: value
         for key, value in keys.items()
-        if key not in FREE and (not key.startswith("server.") or key == "server.model")
+        if key not in FREE and (not key.startswith("server.") or key in about_server)
     }
 
 

@@ -158,6 +158,38 @@ def test_stopped_it_shows_what_there_is_and_goes_on(
     same(folder, in_process)
 
 
+def test_another_address_may_be_another_model(
+    capsys: pytest.CaptureFixture[str], base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So what is shown must not be what another server was measured with, even if nothing is left to ask."""
+    monkeypatch.chdir(tmp_path)
+    short = ["--limit", "1", "--modes", "x1", "--limits.turns", "2"]
+    with serving(base) as first, serving(base, name="other") as second:
+        assert evaluate(capsys, *short, "--url", first, "--output", "r")[0] == 0
+        code, _, err = evaluate(capsys, *short, "--url", second, "--output", "r")
+        assert code == 2
+        assert f"server.urls: {first} in the folder, {second} now" in err
+        assert "--model tiny" in err
+        code, _, err = evaluate(capsys, *short, "--url", second, "--model", "other", "--output", "r")
+        assert code == 2
+        assert "server.model: 'tiny' there, 'other' now" in err
+        assert evaluate(capsys, *short, "--url", second, "--model", "tiny", "--output", "r")[0] == 0  # complete
+        for url in (first, second):
+            assert evaluate(capsys, *short, "--url", url)[0] == 0
+    assert len(list(Path("runs/eval").iterdir())) == 2
+
+
+def test_a_summariser_must_stay_the_same(capsys: pytest.CaptureFixture[str], base: Path, tmp_path: Path) -> None:
+    short = ["--modes", "x4", "--limits.turns", "2", "--output", str(tmp_path), "--checkpoint", str(base)]
+    with serving(base, name="first") as url:
+        assert evaluate(capsys, "--limit", "1", *short, "--summariser", url)[0] == 0
+    with serving(base, name="second", port=int(url.rpartition(":")[2])) as again:
+        assert again == url
+        code, _, err = evaluate(capsys, "--limit", "2", *short, "--summariser", url)
+    assert code == 2
+    assert "was first, vllm, token ids, and is now second" in err
+
+
 def test_more_is_measured_on_top_of_what_there_is(
     capsys: pytest.CaptureFixture[str], in_process: Path, tmp_path: Path
 ) -> None:
@@ -284,7 +316,7 @@ def test_a_server_that_dies_leaves_what_was_measured(
 ) -> None:
     """Then it comes back at another address, and the same command goes on there."""
     folder, options = tmp_path / "r", {"sampling.concurrency": 4}
-    arguments = [*SMALL, "--output", str(folder), "--server.retries", "0", "--train.retries", "0"]
+    arguments = [*SMALL, "--output", str(folder), "--model", "tiny", "--server.retries", "0", "--train.retries", "0"]
     with serving(BASE, **options) as url:
         process = start(*arguments, "--url", url)
         wait_for(folder / "rollouts.jsonl.gz", (in_process / "rollouts.jsonl.gz").stat().st_size // 4, process)

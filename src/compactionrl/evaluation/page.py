@@ -30,6 +30,8 @@ def head(record: Record) -> str:
     if not about["exact"]:
         lines += ["", "**Budgets are approximate**: this endpoint speaks text, so tokens are estimated, not counted."]
     for name, described in about["summarisers"].items():
+        if not any(arm.endswith(f"+{name}") for arm in record["arms"]):
+            continue  # of an earlier command in the same folder
         lines += ["", f"Summaries by {code(printable(name))}: {escape(described)}."]
     if record["missing"]:
         lines += ["", f"**Not complete**: {record['missing']} rollouts are missing. The same command goes on."]

@@ -2,7 +2,8 @@
 
 The packaged base plays training tasks of `recipes/demo.toml` with compaction, on two processes of `compactionrl serve`. Between
 them and the rollouts stands a proxy that spoils a share of the answers; each server is killed once and started again seconds
-later. The same rollouts run once more without faults: what comes out must be the same tokens and rewards.
+later. The same rollouts run once more without faults: what comes out must be the same tokens and rewards. Then some run with a
+single retry of a request instead of five, so that rollouts do break down.
 
 python benchmarks/faults.py [--rollouts 1000] [--output docs]
 """
@@ -26,6 +27,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import httpx
@@ -64,6 +66,8 @@ KILLS = (0.3, 0.6)
 """Shares of the rollouts after which the first and the second server are killed."""
 AWAY = 4.0
 """Seconds until a killed server is started again."""
+HARSH = 0.3
+"""Share of the rollouts that run again with a single retry."""
 SCRIPT = """
 import sys
 from pathlib import Path
@@ -239,10 +243,11 @@ def plan_of(shares: dict[str, float], seed: int) -> Callable[[], str]:
 
 
 async def play(
-    config: Config, urls: list[str], count: int, retries: int, after: Callable[[int], Awaitable[None]] | None = None
+    config: Config, urls: list[str], count: int, after: Callable[[int], Awaitable[None]] | None = None, retries: int = 5
 ) -> tuple[Collected, Counter[str], float]:
-    """The rollouts, by what their requests failed (a try each), and the seconds that all took."""
-    config = config.model_copy(update={"server": config.server.model_copy(update={"urls": urls})})
+    """The rollouts, by what their requests failed (a try each), and the seconds that all took. `retries`: of a request."""
+    server_settings = config.server.model_copy(update={"urls": urls, "retries": retries})
+    config = config.model_copy(update={"server": server_settings})
     sampler: Any = build_sampler(config, None)
     failed: Counter[str] = Counter()
     for server in sampler.pool.servers:
@@ -263,7 +268,7 @@ async def play(
     async with asyncio.timeout(1800):  # a deadlock would end here
         await sampler.start(config.context.budget)
         found = await collect(
-            tasks, sampler, chat, settings, jobs, count, concurrency=CONCURRENCY, retries=retries, on_rollout=ended
+            tasks, sampler, chat, settings, jobs, count, concurrency=CONCURRENCY, retries=2, on_rollout=ended
         )
         await sampler.close()
         await asyncio.gather(*background)
@@ -291,7 +296,7 @@ def run(count: int) -> dict[str, Any]:
     try:
         for process in processes:
             process.wait()
-        plain = asyncio.run(play(config, [process.url for process in processes], count, 0))
+        plain = asyncio.run(play(config, [process.url for process in processes], count))
         plan = plan_of(SHARES, 0)
         proxies = [Proxy(process.port, plan) for process in processes]
         kills = dict(zip((int(share * count) for share in KILLS), processes, strict=True))
@@ -306,11 +311,13 @@ def run(count: int) -> dict[str, Any]:
 
         files = open_files()
 
-        async def main() -> tuple[Any, ...]:
-            found = await play(config, [proxy.url for proxy in proxies], count, config.train.retries, after)
+        async def main(count: int, *options: Any) -> tuple[Any, ...]:
+            found = await play(config, [proxy.url for proxy in proxies], count, *options)
             return *found, len(asyncio.all_tasks()) - 1
 
-        collected, failed, seconds, tasks = asyncio.run(main())
+        collected, failed, seconds, tasks = asyncio.run(main(count, after))
+        met: Counter[str] = sum((proxy.met for proxy in proxies), Counter())
+        harsh = asyncio.run(main(int(HARSH * count), None, 1))
         time.sleep(1.0)
         return {
             "collected": collected,
@@ -318,14 +325,15 @@ def run(count: int) -> dict[str, Any]:
             "seconds": seconds,
             "plain": plain[0],
             "plain seconds": plain[2],
-            "met": sum((proxy.met for proxy in proxies), Counter()),
+            "met": met,
+            "harsh": harsh[0],
             "restarts": len(restarts),
-            "tasks": tasks,
+            "tasks": tasks + harsh[-1],
             # The proxies' own connections are in this process, too.
             "files": open_files() - files - sum(len(proxy.open) for proxy in proxies),
             "server sockets": [process.sockets() for process in processes],
             "rows": asyncio.run(rows_left(config, [process.url for process in processes])),
-            "trained": build_batch(collected.rollouts, config.train).accounting,
+            "trained": build_batch(collected.rollouts + harsh[0].rollouts, config.train).accounting,
         }
     finally:
         for process in processes:
@@ -350,36 +358,47 @@ def windows(rollout: Rollout) -> list[list[int]]:
     return [window.token_ids for window in rollout.windows]
 
 
-def judge(r: dict[str, Any]) -> dict[str, Any]:
-    """What must hold, checked. Raises AssertionError."""
-    collected: Collected = r["collected"]
-    plain = {rollout.task_id: rollout for rollout in r["plain"].rollouts}
-    untried = [rollout for rollout in collected.rollouts if "-retry" not in rollout.id and rollout.task_id in plain]
-    same = [rollout for rollout in untried if windows(rollout) == windows(plain[rollout.task_id])]
-    ends = Counter(rollout.end for rollout in collected.rollouts)
-    assert sum(ends.values()) == len(collected.rollouts)
-    assert ends.keys() <= {"submitted", "turns", "budget", "time"}
-    assert all(rollout.reward is not None for rollout in collected.rollouts)
-    assert all(rollout.end == "error" and rollout.reward is None and rollout.error for rollout in collected.dropped)
-    assert all(segment.excluded for d in collected.dropped for window in d.windows for segment in window.segments)
-    assert all(rollout.reward == plain[rollout.task_id].reward for rollout in same)
+def judge(r: dict[str, Any]) -> dict[str, str]:
+    """How many rollouts have the tokens that they have without faults. Raises AssertionError if anything is not as it must be."""
+    for found in (r["collected"], r["harsh"]):
+        assert {rollout.end for rollout in found.rollouts} <= {"submitted", "turns", "budget", "time"}
+        assert all(rollout.reward is not None for rollout in found.rollouts)
+        assert all(rollout.end == "error" and rollout.reward is None and rollout.error for rollout in found.dropped)
+        assert all(segment.excluded for rollout in found.dropped for w in rollout.windows for segment in w.segments)
     assert r["tasks"] == 0
     assert r["files"] <= 0
-    return {"ends": ends, "untried": len(untried), "same": len(same)}
+    plain = {rollout.task_id: rollout for rollout in r["plain"].rollouts}
+    result = {}
+    for name in ("collected", "harsh"):
+        first = [rollout for rollout in r[name].rollouts if "-retry" not in rollout.id and rollout.task_id in plain]
+        same = [rollout for rollout in first if windows(rollout) == windows(plain[rollout.task_id])]
+        assert all(rollout.reward == plain[rollout.task_id].reward for rollout in same)
+        result[name] = f"{len(same)} of {len(first)}"
+    return result
 
 
-def mean_reward(rollouts: list[Rollout]) -> float:
-    return sum(rollout.reward or 0.0 for rollout in rollouts) / len(rollouts)
+def fates(found: Collected, same: str) -> dict[str, str]:
+    """What became of the rollouts."""
+    ends = Counter(rollout.end for rollout in found.rollouts)
+    return {
+        "rollouts": f"{len(found.rollouts)}",
+        **{end: f"{ends[end]}" for end in ("submitted", "turns", "budget", "time")},
+        "error, tried again": f"{found.retried}",
+        "error, dropped and replaced by another task's": f"{len(found.dropped)}",
+        "mean reward": f"{fmean(rollout.reward or 0.0 for rollout in found.rollouts):.3f}",
+        "the very tokens that it has without faults, of those not tried again": same,
+    }
 
 
-def page(r: dict[str, Any], checked: dict[str, Any]) -> str:
-    collected, plain = r["collected"], r["plain"]
+def page(r: dict[str, Any], same: dict[str, str]) -> str:
+    columns = [fates(r["plain"], ""), fates(r["collected"], same["collected"]), fates(r["harsh"], same["harsh"])]
+    causes = Counter(str(rollout.error).partition(":")[0] for rollout in r["collected"].dropped + r["harsh"].dropped)
     rows = load_config(RECIPE).sampling.concurrency
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     lines = [
         "# Rollouts on servers that fail",
         "",
-        f"Measured by `benchmarks/faults.py` on {os.cpu_count()} cores: {len(collected.rollouts)} rollouts,",
+        f"Measured by `benchmarks/faults.py` on {os.cpu_count()} cores: {len(r['collected'].rollouts)} rollouts,",
         f"{CONCURRENCY} at a time, on two processes of `compactionrl serve`, each behind a proxy that spoils answers; each was",
         f"killed once and started again {AWAY:g} s later. A request may take {SERVER['server.request_seconds']:g} s.",
         f"{r['seconds']:.0f} s in all, {r['plain seconds']:.0f} s for the same rollouts without faults; {memory:.0f} MB.",
@@ -393,22 +412,19 @@ def page(r: dict[str, Any], checked: dict[str, Any]) -> str:
         "|---|---|",
         *(f"| `{name}` | {times} |" for name, times in sorted(r["failed"].items())),
         "",
-        "| what became of the rollouts | with faults | without |",
-        "|---|---|---|",
-    ]
-    without = Counter(rollout.end for rollout in plain.rollouts)
-    lines += [
-        f"| {end} | {checked['ends'][end]} | {without[end]} |" for end in ("submitted", "turns", "budget", "time")
-    ]
-    lines += [
-        f"| error, tried again | {collected.retried} | {plain.retried} |",
-        f"| error, dropped and replaced by another task's | {len(collected.dropped)} | {len(plain.dropped)} |",
-        f"| mean reward | {mean_reward(collected.rollouts):.3f} | {mean_reward(plain.rollouts):.3f} |",
+        "| what became of the rollouts | without faults | with faults | with faults, a single retry |",
+        "|---|---|---|---|",
+        *(f"| {name} | {' | '.join(column[name] for column in columns)} |" for name in columns[0]),
         "",
-        f"Of the {checked['untried']} rollouts that needed no second try, {checked['same']} have the very tokens and the reward",
-        "that they have without faults: faults are not to be seen in them. (A server's rounding depends a little on which",
-        "rollouts it computes together.) No dropped rollout has a reward or a token that is trained; of the others,",
-        f"{r['trained']['trained']} of {r['trained']['sampled']} sampled tokens are.",
+        *(
+            ["Dropped for: " + ", ".join(f"`{name}` {n}" for name, n in causes.most_common()) + ".", ""]
+            if causes
+            else []
+        ),
+        "Whatever the servers answered, a rollout has the tokens that it has without faults, or it ended as an error. (A",
+        "server's rounding depends a little on which rollouts it computes together; that may change a token.) None that ended as",
+        f"an error has a reward or a token that is trained; of the others, {r['trained']['trained']} of {r['trained']['sampled']} sampled",
+        "tokens are.",
         "",
         "| left behind | |",
         "|---|---|",
@@ -418,9 +434,6 @@ def page(r: dict[str, Any], checked: dict[str, Any]) -> str:
         f"| rows that the servers still fill at a time, of {rows} | {', '.join(map(str, r['rows']))} |",
         "",
     ]
-    if collected.dropped:
-        causes = Counter(str(rollout.error)[:120] for rollout in collected.dropped)
-        lines += ["Dropped for:", "", *(f"- {times} times: {cause}" for cause, times in causes.most_common(5)), ""]
     return "\n".join(lines)
 
 

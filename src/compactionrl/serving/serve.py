@@ -75,26 +75,26 @@ class Server(uvicorn.Server):
             )
         )
         self.model = model
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def stop(self) -> None:
-        """Answer what is open with what there is, and end; at once if it is said twice."""
+        """Answer what is open with what there is, and end; at once if it is said twice. May come from any thread."""
         self.force_exit, self.should_exit = self.should_exit, True
-        self.model.engine.close()
+        if self._loop and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.model.engine.close)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Ends the process with exit code 0, where uvicorn would raise the signal again."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        loop, signals = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
+        self._loop = asyncio.get_running_loop()
+        signals = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
         for number in signals:
-            loop.add_signal_handler(number, self.stop)
+            self._loop.add_signal_handler(number, self.stop)
         try:
             yield
         finally:
             for number in signals:
-                loop.remove_signal_handler(number)
+                self._loop.remove_signal_handler(number)
 
 
 def open_model(config: Config, folder: Path, *, name: str = "", max_length: int | None = None) -> ServedModel:

@@ -192,7 +192,7 @@ def main() -> None:
         folder = options.runs.absolute() / name
         found[name] |= evaluated(folder) if name.startswith("eval") else trained(folder / "run", options.model)
         (options.runs / "smollm2.json").write_text(json.dumps(found, indent=1, allow_nan=False) + "\n")
-    shutil.copyfile(options.runs / "smollm2.json", options.output / "smollm2.json")
+    (options.output / "smollm2.json").write_text(text)
     (options.output / "smollm2.md").write_text(page(found))
 
 

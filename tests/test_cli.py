@@ -151,7 +151,7 @@ def test_train_refuses_a_used_folder_and_resumes(
 
     checkpoint = str(tmp_path / "run" / "checkpoints" / "best")
     results = ["--modes", "x1", "--output", str(tmp_path / "results")]
-    code, out, _ = run(capsys, "eval", *tiny, "--checkpoint", checkpoint, *results)
+    code, _, _ = run(capsys, "eval", *tiny, "--checkpoint", checkpoint, *results)
     assert code == 0
     about = json.loads((tmp_path / "results" / "results.json").read_text())["about"]
     assert "checkpoints/step-" in about["sampler"]  # what the link points to today

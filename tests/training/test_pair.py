@@ -151,7 +151,7 @@ def test_checkpoints_of_adapters_are_used_and_merged(base: Path, tmp_path: Path)
     theirs = AutoModelForCausalLM.from_pretrained(folder)
     torch.testing.assert_close(theirs(ids[None]).logits[0], expected, rtol=1e-5, atol=1e-5)
     assert len(AutoTokenizer.from_pretrained(folder)) > 0
-    with pytest.raises(SystemExit, match="^0$"):
+    with pytest.raises(SystemExit, match=r"^0$"):
         main(["merge", str(folder), str(tmp_path / "merged")])
     merged = load_policy(tmp_path / "merged")
     torch.testing.assert_close(merged(ids, [8]) @ merged.head_weight.T, expected, rtol=1e-5, atol=1e-5)

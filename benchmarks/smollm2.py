@@ -67,9 +67,7 @@ def run(name: str, model: Path, runs: Path) -> dict[str, Any]:
     folder = runs / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    where = (
-        ["--output", str(folder / "eval")] if name.startswith("eval") else ["--run.folder", str(folder / "run")]
-    )
+    where = ["--output", str(folder / "eval")] if name.startswith("eval") else ["--run.folder", str(folder / "run")]
     arguments = [*RUNS[name], "--model.path", str(model), *where]
     print(f"{name} ...", file=sys.stderr, flush=True)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

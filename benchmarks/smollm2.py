@@ -189,7 +189,8 @@ def main() -> None:
         found[name] = run(name, options.model.absolute(), options.runs.absolute())
         folder = options.runs.absolute() / name
         found[name] |= evaluated(folder) if name.startswith("eval") else trained(folder / "run", options.model)
-        (options.runs / "smollm2.json").write_text(json.dumps(found, indent=1, allow_nan=False) + "\n")
+        text = json.dumps(found, indent=1, allow_nan=False) + "\n"
+        (options.runs / "smollm2.json").write_text(text)
     (options.output / "smollm2.json").write_text(text)
     (options.output / "smollm2.md").write_text(page(found))
 

@@ -57,7 +57,11 @@ class ModelConfig(Section):
         "demo",
         description="Folder of a Hugging Face checkpoint; 'demo': the packaged base; 'warm-start': train one first.",
     )
-    renderer: str = Field("qwen3", description="Chat format: a name known to the `renderers` package.")
+    renderer: str = Field(
+        "qwen3",
+        description="Chat format: a name known to the `renderers` package, 'chatml', 'default' (any chat template), 'auto' "
+        "(the one that renders as the template does), or 'module:Class' of your own.",
+    )
     renderer_options: dict[str, Any] = Field(default_factory=dict, description="Options of that chat format.")
     device: str = Field("auto", description="'auto' (cuda if there is one, else cpu), 'cpu', 'cuda', 'cuda:1', 'mps'.")
     dtype: Literal["float32", "bfloat16"] = Field(

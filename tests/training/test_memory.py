@@ -116,6 +116,17 @@ def test_no_critic_no_cache() -> None:
     assert found.phases["sampling"] == 0
 
 
+@pytest.mark.parametrize("lora", [0, 3])
+def test_rollouts_that_run_ahead_have_weights_of_their_own(lora: int) -> None:
+    plain, ahead = (needed(config(train={"staleness": n}, lora={"rank": lora}), SHAPE) for n in (0, 1))
+    name = "weights that are sampled from meanwhile"
+    assert ahead.lasting == plain.lasting | {name: 4 * (ADAPTERS if lora else P)}
+    sampling = plain.phases.pop("sampling")
+    assert ahead.phases == {phase: amount + sampling for phase, amount in plain.phases.items()}
+    served = config(train={"staleness": 1}, sampling={"sampler": "vllm"})
+    assert name not in needed(served, SHAPE).lasting
+
+
 @pytest.mark.parametrize(
     ("train", "tokens"),
     [

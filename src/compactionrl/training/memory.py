@@ -2,7 +2,8 @@
 
 A trained parameter takes its weight (4 bytes; in bfloat16 2), Adam's two moments (8), in bfloat16 its master (4), and
 during its model's update its gradient (4). Policy and critic are updated one after the other, and neither while rollouts
-are sampled: of these three phases, only the largest counts. What stays allocated in between is counted throughout.
+are sampled, unless train.staleness lets them: of these phases, only the largest counts. What stays allocated in between is
+counted throughout.
 
 The sum is what is asked of the allocator. On Linux the C library's heap keeps holes between tensors of less than 32 MiB: a
 process on CPU may then hold up to twice the phase's part. MALLOC_MMAP_THRESHOLD_=1048576 in the environment avoids that,
@@ -22,6 +23,7 @@ from rich.table import Table
 from compactionrl.config import Config, ConfigError, parse_config, put
 from compactionrl.evaluation.modes import longest_window, training_contexts
 from compactionrl.models.shape import FLOAT32, Shape
+from compactionrl.training.sampling import SERVED
 
 CHUNK = 128
 """Tokens whose logits are held at a time; see `token_logprobs`."""
@@ -103,11 +105,14 @@ def needed(config: Config, shape: Shape) -> Memory:
     rows, window = config.sampling.concurrency, longest_window(config)
     cache = shape.cache(rows, window, size) if local else 0
     adapted = config.lora.rank > 0
+    ahead = config.train.staleness > 0
+    copied = ahead and config.sampling.sampler not in SERVED
     lasting = {
         "policy: weights": size * (shape.parameters + policy * adapted),
         "policy: optimiser": optimiser(policy, size),
         "critic: weights": critic_weights(config, shape, critic, size),
         "critic: optimiser": optimiser(critic, size),
+        "weights that are sampled from meanwhile": size * policy * copied,
         f"key-value cache of {rows} x {window} tokens": cache,
     }
     tokens = micro_batch_tokens(config)
@@ -115,17 +120,19 @@ def needed(config: Config, shape: Shape) -> Memory:
     activations = shape.activations(tokens, size, recomputed=recomputed, frozen=adapted)
     table = shape.hidden * shape.vocabulary * FLOAT32  # the gradient of the head, or of the embedding
     logits = 3 * CHUNK * shape.vocabulary * FLOAT32
-    own_trunk = config.train.critic_trunk == "own" and critic
-    return Memory(
-        {name: amount for name, amount in lasting.items() if amount},
-        {
-            f"updating the policy on {tokens} tokens": FLOAT32 * policy + activations + logits + table * (not adapted),
-            f"updating the critic on {tokens} tokens": FLOAT32 * critic
-            + (activations + table * (not adapted) if own_trunk else 0),
-            # The cache is copied as it grows, at most from half its length.
-            "sampling": (cache // 4 + 3 * rows * shape.vocabulary * FLOAT32) * local,
-        },
-    )
+    head = 0 if adapted else table
+    trunk = activations + head if critic and config.train.critic_trunk == "own" else 0
+    # The cache is copied as it grows, at most from half its length.
+    sampling = (cache // 4 + 3 * rows * shape.vocabulary * FLOAT32) * local
+    phases = {
+        f"updating the policy on {tokens} tokens": FLOAT32 * policy + activations + logits + head,
+        f"updating the critic on {tokens} tokens": FLOAT32 * critic + trunk,
+    }
+    if ahead:
+        phases = {name: amount + sampling for name, amount in phases.items()}
+    else:
+        phases["sampling"] = sampling
+    return Memory({name: amount for name, amount in lasting.items() if amount}, phases)
 
 
 def trained(config: Config, shape: Shape) -> tuple[int, int]:

@@ -362,8 +362,7 @@ def judge(r: dict[str, Any]) -> dict[str, str]:
     """How many rollouts have the tokens that they have without faults. Raises AssertionError if anything is not as it must be."""
     for found in (r["collected"], r["harsh"]):
         assert {rollout.end for rollout in found.rollouts} <= {"submitted", "turns", "budget", "time"}
-        assert all(rollout.reward is not None for rollout in found.rollouts)
-        assert all(rollout.end == "error" and rollout.reward is None and rollout.error for rollout in found.dropped)
+        assert all(rollout.end == "error" and rollout.error and not rollout.reward for rollout in found.dropped)
         assert all(segment.excluded for rollout in found.dropped for w in rollout.windows for segment in w.segments)
     assert r["tasks"] == 0
     assert r["files"] <= 0
@@ -422,8 +421,8 @@ def page(r: dict[str, Any], same: dict[str, str]) -> str:
             else []
         ),
         "Whatever the servers answered, a rollout has the tokens that it has without faults, or it ended as an error. (A",
-        "server's rounding depends a little on which rollouts it computes together; that may change a token.) None that ended as",
-        "an error has a reward or a token that is trained; of the others,",
+        "server's rounding depends a little on which rollouts it computes together; that may change a token.) Of those that",
+        "ended as an error, no token is trained and no reward counted; of the others,",
         f"{r['trained']['trained']} of {r['trained']['sampled']} sampled tokens are.",
         "",
         "| left behind | |",

@@ -18,6 +18,7 @@ from compactionrl.samplers.protocol import Sampler
 
 SERVED = ("vllm", "sglang")
 URL = re.compile(r"https?://.+")
+TEXT_ONLY = "endpoints that take and return text alone cannot be measured yet; give a vLLM or an SGLang server"
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,7 @@ async def open_agent(config: Config, modes: Sequence[str]) -> Agent:
     """The agent of `model.path` and `sampling.sampler`, resolved."""
     kind = config.sampling.sampler
     if kind == "chat":
-        from compactionrl.samplers.chat import open_chat_endpoint
-
-        chat, sampler = open_chat_endpoint(config)
-        return Agent(chat, sampler, f"{config.server.model} at {names(config)}, text in and out", exact=False)
+        raise ConfigError(f"{names(config)}: {TEXT_ONLY}")
     if kind not in SERVED:
         folder = policy_folder(build.model_folder(config))
         return Agent(*open_policy(config, folder, modes), f"{folder} in this process")
@@ -69,10 +67,6 @@ async def open_agent(config: Config, modes: Sequence[str]) -> Agent:
 
 def open_chat(config: Config) -> ChatFormat:
     """The agent's chat format alone; no server is asked and no weights are loaded."""
-    if config.sampling.sampler == "chat":
-        from compactionrl.samplers.chat import open_chat_endpoint
-
-        return open_chat_endpoint(config)[0]
     return build.build_chat(config, policy_folder(build.model_folder(config)))
 
 
@@ -119,9 +113,9 @@ async def open_served_summariser(config: Config, url: str, agent: Agent) -> tupl
     other = replace(other, {"server": {"model": found.model}, "sampling": {"sampler": found.api}})
     if agent.exact and found.api in SERVED and await has_tokenizer(other.server, agent.chat):
         return build.build_sampler(other, None), f"{found.model}, {found.api}, token ids"
-    from compactionrl.samplers.chat import open_chat_summariser
-
-    return open_chat_summariser(other, agent.chat), f"{found.model}, from text"
+    raise ConfigError(
+        f"--summariser {names(other)}: it speaks text only, or has another tokenizer than the policy; {TEXT_ONLY}"
+    )
 
 
 def summariser_names(sources: Sequence[str], model: str = "") -> dict[str, str]:

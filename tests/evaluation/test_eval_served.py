@@ -323,7 +323,7 @@ def test_a_server_that_dies_leaves_what_was_measured(
     out, err = process.communicate()
     assert process.returncode in (1, 2)  # 2 if 16 in a row broke down before the end
     assert "Traceback" not in err
-    assert "no answer" in out + err
+    assert "no answer" in out + err or "shutting" in out + err  # whichever comes first
     kept = results(folder)
     assert 0 < kept["missing"] < 24
     with serving(BASE, **options) as url:

@@ -52,12 +52,13 @@ def rollouts(draw: st.DrawFn) -> Rollout:
     )
 
 
+@settings(deadline=None)
 @given(rollouts())
 def test_a_rollout_reads_back_as_it_was(rollout: Rollout) -> None:
     assert from_json(json.loads(json.dumps(to_json(rollout)))) == rollout
 
 
-@settings(max_examples=20)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(rollouts(), max_size=4))
 def test_a_file_holds_what_was_appended(tmp_path_factory: pytest.TempPathFactory, written: list[Rollout]) -> None:
     path = tmp_path_factory.mktemp("file") / "rollouts.jsonl.gz"

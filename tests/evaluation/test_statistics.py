@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compactionrl.evaluation.statistics import paired_difference, pass_rate, wilson
@@ -73,6 +73,7 @@ def test_effective_tries_by_hand() -> None:
     assert pass_rate(tries("1111", "0000"))["low"] == pytest.approx(wilson(1, 2)[0])
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=4), min_size=1, max_size=30))
 def test_any_tries_give_an_interval_around_the_rate(tasks: list[list[bool]]) -> None:
     found = pass_rate(tasks)

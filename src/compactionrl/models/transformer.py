@@ -9,7 +9,7 @@ outputs and gradients to those of `transformers`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from compactionrl.models.config import ModelConfig
+from compactionrl.models.kv_cache import KVCache
 from compactionrl.models.packing import PackedAttention
+from compactionrl.models.policy import Backbone, Policy
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, query [N, heads, head_dim], key and value [N, kv_heads, head_dim]) -> [N, heads, head_dim]."""
@@ -101,8 +103,8 @@ class Block(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class Decoder(nn.Module):
-    """Embedding, blocks and final norm: what Hugging Face calls the base model."""
+class Decoder(Backbone):
+    """Embedding, blocks and final norm."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -134,13 +136,14 @@ class Decoder(nn.Module):
         return Rotation(angles.cos().to(dtype), angles.sin().to(dtype))
 
     def packed(self, token_ids: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Hidden states [N, hidden_size] of windows laid end to end; see `Transformer.forward`."""
         attention = PackedAttention.over(token_ids.shape[0], lengths)
         return self(token_ids, attention.positions.to(token_ids.device), attention)
 
 
-class Transformer(nn.Module):
-    """A causal language model without its loss: hidden states out, the head's weight beside them."""
+class Transformer(Policy):
+    implementation: ClassVar[Literal["packed"]] = "packed"
+    config: ModelConfig
+    model: Decoder
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -159,17 +162,7 @@ class Transformer(nn.Module):
 
     @property
     def head_weight(self) -> Tensor:
-        """[vocab_size, hidden_size]: logits are `hidden @ head_weight.T`."""
         return self.lm_head.weight
 
-    def forward(self, token_ids: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Hidden states after the final norm [N, hidden_size] of packed windows.
-
-        `token_ids` [N] holds the windows end to end, `lengths` their token counts (sum N). Positions restart with every
-        window, and attention is causal and never leaves it.
-        """
-        return self.model.packed(token_ids, lengths)
-
-    def checkpoint_gradients(self, on: bool) -> None:
-        """Whether the backward pass computes each block's activations again instead of keeping them."""
-        self.model.checkpoint_gradients(on)
+    def cache(self, max_rows: int, max_tokens: int) -> KVCache:
+        return KVCache(self.model, max_rows, max_tokens)

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from compactionrl.models.transformer import Transformer
+from compactionrl.models.policy import Chunk, Policy
 from compactionrl.samplers.drawing import draw, uniforms
-from compactionrl.samplers.kv_cache import Chunk, KVCache
 from compactionrl.samplers.protocol import Sampled
 from compactionrl.samplers.rows import Request, Row, Rows
 
@@ -50,7 +49,7 @@ class LocalSampler:
 
     def __init__(
         self,
-        model: Transformer,
+        model: Policy,
         *,
         max_rows: int = 64,
         max_tokens_per_row: int,
@@ -68,7 +67,7 @@ class LocalSampler:
         self.policy_version = 0
         self.stats = SamplerStats()
         self._rows = Rows(max_rows)
-        self._cache = KVCache(model.config, max_rows, max_tokens_per_row, self.device, model.head_weight.dtype)
+        self._cache = model.cache(max_rows, max_tokens_per_row)
         self._engine: asyncio.Task[None] | None = None
 
     async def sample(
@@ -168,9 +167,8 @@ class LocalSampler:
         if self._rows.waiting:
             self.stats.reused_tokens += sum(row.cached for row in self._rows.admit())
         due = self._rows.due(STEP_TOKENS)
-        attention = self._cache.extend([chunk for _, chunk in due])
         ids = [token for row, chunk in due for token in row.tokens[chunk.start : chunk.start + chunk.length]]
-        hidden = self.model.model(torch.tensor(ids, device=self.device), attention.positions, attention)
+        hidden = self._cache.forward(torch.tensor(ids, device=self.device), [chunk for _, chunk in due])
         answered = self._sample_next(due, hidden)
         self.stats.steps += 1
         self.stats.seconds += time.perf_counter() - began

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from compactionrl.samplers.kv_cache import Chunk
+from compactionrl.models.policy import Chunk
 from compactionrl.samplers.protocol import Sampled
 
 

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from compactionrl.models.config import ModelConfig
+from compactionrl.models.policy import Chunk
+
+if TYPE_CHECKING:
+    from compactionrl.models.transformer import Decoder
 
 SMALLEST = 64
 """Tokens per row to begin with."""
-
-
-class Chunk(NamedTuple):
-    """`length` new tokens of `row`, which holds `start` tokens already."""
-
-    row: int
-    start: int
-    length: int
 
 
 class KVCache:
@@ -31,15 +26,19 @@ class KVCache:
     what its positions hold, is for the caller to know: a chunk sees all positions before its end.
     """
 
-    def __init__(
-        self, config: ModelConfig, max_rows: int, max_tokens: int, device: torch.device, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, decoder: Decoder, max_rows: int, max_tokens: int) -> None:
+        self.decoder, config, weight = decoder, decoder.config, decoder.embed_tokens.weight
         self.max_rows, self.max_tokens = max_rows, max_tokens
         self.kv_heads, self.head_dim = config.num_key_value_heads, config.head_dim
         self.rows, self.tokens = 0, 0
-        empty = torch.zeros(0, self.kv_heads, 0, self.head_dim, device=device, dtype=dtype)
+        empty = torch.zeros(0, self.kv_heads, 0, self.head_dim, device=weight.device, dtype=weight.dtype)
         self.keys = [empty for _ in range(config.num_hidden_layers)]
         self.values = [empty for _ in range(config.num_hidden_layers)]
+
+    def forward(self, token_ids: Tensor, chunks: Sequence[Chunk]) -> Tensor:
+        """See `Cache.forward`."""
+        attention = self.extend(chunks)
+        return self.decoder(token_ids, attention.positions, attention)
 
     def extend(self, chunks: Sequence[Chunk]) -> CachedAttention:
         """The attention of one forward over `chunks`, whose tokens are laid end to end: single tokens first, by row."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -103,22 +104,31 @@ def running(
     assert not model.sessions.busy
 
 
+@cache
+def loaded(folder: Path) -> Any:
+    return load_policy(folder)
+
+
+@cache
+def reference(folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
 def in_process(prompt: list[int] = PROMPT, folder: Path = DEMO, **changes: Any) -> Sampled:
     """The same request to a LocalSampler."""
     options: dict[str, Any] = {
         "max_tokens": 16, "stop_token_ids": [399, 397], "temperature": 1.0, "top_p": 1.0, "seed": 0, "affinity": "a",
     }  # fmt: skip
-    sampler = LocalSampler(load_policy(folder), max_tokens_per_row=LENGTH)
+    sampler = LocalSampler(loaded(folder), max_tokens_per_row=LENGTH)
     return asyncio.run(sampler.sample(prompt, **(options | changes)))
 
 
 @torch.no_grad()
 def all_logprobs(ids: list[int], folder: Path = DEMO, temperature: float = 1.0) -> torch.Tensor:
     """[n, V], float64, by Hugging Face's own model: row i is of the token behind ids[i]."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return (model(torch.tensor([ids])).logits[0].double() / temperature).log_softmax(-1)
+    return (reference(folder)(torch.tensor([ids])).logits[0].double() / temperature).log_softmax(-1)
 
 
 def server_sent_events(response: httpx.Response) -> list[str]:

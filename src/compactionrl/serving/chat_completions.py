@@ -18,7 +18,7 @@ from compactionrl.serving.bodies import Body, parse
 from compactionrl.serving.completions import request_session, sampled_scores
 from compactionrl.serving.errors import ApiError
 from compactionrl.serving.model import ServedModel, stop_reason, usage
-from compactionrl.serving.parameters import MOST_LOGPROBS, Parameters, refuse_unsupported
+from compactionrl.serving.parameters import MOST_LOGPROBS, Limit, Parameters, refuse_unsupported
 from compactionrl.serving.replies import event_reply, json_reply
 
 
@@ -68,8 +68,8 @@ class Conversation(Body):
 
 
 class ChatRequest(Parameters, Conversation):
-    max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_tokens: Limit | None = None
+    max_completion_tokens: Limit | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     parallel_tool_calls: bool | None = None

@@ -23,7 +23,7 @@ WRONG_PROMPT = "prompt must be a string, a list of token ids, or a list of such 
 
 class CompletionRequest(Parameters):
     prompt: Any = None
-    max_tokens: int | None = Field(16, ge=0)
+    max_tokens: int | None = Field(16, ge=0, lt=2**31)
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     prompt_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
@@ -86,10 +86,10 @@ def choices(
 ) -> Iterator[dict[str, Any]]:
     """The choices of the reply: all of the first prompt, then those of the next."""
     wanted = [request.prompt_logprobs, request.logprobs if request.echo else None]
-    top = max((number for number in wanted if number is not None), default=None)
+    n, top = request.choices, max((number for number in wanted if number is not None), default=None)
     for i, prompt in enumerate(prompts):
         scores = [] if top is None else model.score(prompt, top=top)
-        for j, sampled in enumerate(responses[i * request.n : (i + 1) * request.n], i * request.n):
+        for j, sampled in enumerate(responses[i * n : (i + 1) * n], i * n):
             yield choice(model, request, j, prompt, scores, sampled)
 
 

@@ -69,8 +69,8 @@ class ServedModel:
     async def sample(
         self, prompts: Sequence[Sequence[int]], parameters: Parameters, max_tokens: int | None, session: str | None
     ) -> list[Sampled]:
-        """`parameters.n` responses to each prompt, each with a seed of its own. Raises ApiError."""
-        if len(prompts) * parameters.n > MOST_CHOICES:
+        """`parameters.choices` responses to each prompt, each with a seed of its own. Raises ApiError."""
+        if len(prompts) * parameters.choices > MOST_CHOICES:
             raise ApiError(400, f"more than {MOST_CHOICES} responses in one request: send several", "n")
         rooms = [self.room(prompt, max_tokens) for prompt in prompts]
         sampling = parameters.sampling()
@@ -79,7 +79,7 @@ class ServedModel:
                 self._sample(prompt, parameters, room, session, **{**sampling, "seed": sampling["seed"] + i})
             )
             for prompt, room in zip(prompts, rooms, strict=True)
-            for i in range(parameters.n)
+            for i in range(parameters.choices)
         ]
         try:
             return await asyncio.gather(*tasks)

@@ -49,6 +49,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Fields that would change the responses, and that this server knows no more of than the values that do not."""
 
 TokenId = Annotated[int, Field(ge=0)]
+Limit = Annotated[int, Field(ge=1, lt=2**31)]
+"""Of the tokens of a response."""
 
 
 class StreamOptions(Body):
@@ -57,7 +59,7 @@ class StreamOptions(Body):
 
 class Parameters(Body):
     model: str | None = None
-    n: int = Field(1, ge=1, le=MOST_CHOICES)
+    n: int | None = Field(None, ge=1, le=MOST_CHOICES)
     temperature: float | None = Field(None, ge=0)
     top_p: float | None = Field(None, ge=NARROWEST, le=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
@@ -82,6 +84,11 @@ class Parameters(Body):
             "top_p": 1.0 if self.top_p is None else self.top_p,
             "seed": secrets.randbits(63) if self.seed is None else self.seed,
         }
+
+    @property
+    def choices(self) -> int:
+        """Responses to each prompt."""
+        return self.n or 1
 
     @property
     def wants_usage(self) -> bool:

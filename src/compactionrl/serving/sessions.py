@@ -37,7 +37,6 @@ class Sessions:
         else:
             self.idle.pop(affinity, None)
         self.busy.add(affinity)
-        await self.sweep()
         try:
             yield affinity
         finally:
@@ -46,8 +45,9 @@ class Sessions:
                 await self.sampler.release(affinity)
             else:
                 self.idle[affinity] = time.monotonic()
+            await self._sweep()
 
-    async def sweep(self) -> None:
+    async def _sweep(self) -> None:
         """Give up the rows of sessions that are not likely to come back."""
         oldest = time.monotonic() - self.idle_seconds
         while self.idle and (len(self.idle) > self.limit or next(iter(self.idle.values())) < oldest):

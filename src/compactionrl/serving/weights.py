@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import torch
@@ -52,6 +53,6 @@ class Weights:
             path = Path("/")
         if not path.is_relative_to(self.allowed):
             raise ApiError(400, "this server takes weights from below its --allow-weights-from FOLDER only")
-        if (path / ADAPTER_CONFIG).exists():
+        if os.path.exists(path / ADAPTER_CONFIG):  # False also for a path that cannot be
             raise ApiError(400, "adapters are no weights: merge them first (compactionrl merge)")
         return path

@@ -79,7 +79,7 @@ def _measure(context: ContextConfig, chat: ChatFormat, tools_json: str) -> Conte
     opening = [i for span in chat.prompt(probe, tools) for i in span.ids]
     framed = max(
         length(chat.extend(opening, response, [*_placeholders(context, calls), request], tools))
-        for response in _endings(chat)
+        for response in chat.endings()
         for calls in ((0, context.max_calls) if tools else (0,))
         for request in requests(context)
     )
@@ -106,13 +106,3 @@ def _placeholders(context: ContextConfig, calls: int) -> list[Message]:
     longest = ("7_" * MAX_NAME)[:MAX_NAME]
     message = {"role": "tool", "content": context.placeholder, "tool_call_id": longest, "name": longest}
     return [message] * calls  # type: ignore[list-item]
-
-
-def _endings(chat: ChatFormat) -> list[list[int]]:
-    """Ways a response can end: closed, cut, cut inside its thinking."""
-    plain = chat.encode("a")
-    endings = [[chat.stop_token_ids[0]], plain]
-    think = chat.tokenizer.convert_tokens_to_ids("<think>")
-    if isinstance(think, int) and think in chat.tokenizer.special_ids:
-        endings.append([think, *plain])
-    return endings

@@ -52,6 +52,9 @@ class ChatFormat:
     for token.
     """
 
+    approximate = False
+    """Whether its ids are pieces of a text, and their number an estimate (`rollout.text_chat`)."""
+
     def __init__(self, tokenizer: Any, renderer: str = "qwen3", options: dict[str, Any] | None = None) -> None:
         self.tokenizer = PlainTextTokenizer(tokenizer)
         self._renderer = create_renderer(self.tokenizer, renderer, options or {})
@@ -110,6 +113,11 @@ class ChatFormat:
             # GLM's parser takes a response for thinking until that is closed, even if it was never opened.
             text, thinking = thinking + text, ""
         return Response(text.strip(), thinking.strip(), calls, cut)
+
+    def endings(self) -> list[list[int]]:
+        """Ways a response can end, as far as `extend` tells them apart: closed, cut, cut inside its thinking."""
+        plain, think = self.encode("a"), self.tokenizer.special_tokens.get("<think>")
+        return [[self.stop_token_ids[0]], plain, *([[think, *plain]] if think is not None else [])]
 
     def encode(self, text: str) -> list[int]:
         """Plain text to ids; never a special token."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from compactionrl.environments.protocol import Message, Response
@@ -14,9 +14,13 @@ from compactionrl.rollout.ledger import Window
 
 @dataclass
 class Step:
-    """z_i = (a_i, o_i): a sampled response and the observation it caused. Atomic: compaction never parts the two."""
+    """z_i = (a_i, o_i): a sampled response and the observation it caused. Atomic: compaction never parts the two.
+
+    `said`: the response as a message.
+    """
 
     response_ids: list[int]
+    said: Message
     messages: list[Message]
 
 
@@ -42,26 +46,35 @@ class Compactor:
 
     def resume(
         self, summary: str, steps: Sequence[Step], compactions_left: int, must_keep_last: bool = False
-    ) -> Window:
-        """h' of E9: s, u_resume(summary), and the last k steps, k lowered until C - |h'| >= T_comp.
+    ) -> tuple[Window, list[Message]]:
+        """h' of E9: s, u_resume(summary), and the last k steps, k lowered until C - |h'| >= T_comp. And what it says.
 
         `must_keep_last`: the last step's observation did not fit into the window just closed, so k is at least 1 and that
         observation is clipped until it fits. Raises CannotResume if even that leaves no room to act.
         """
-        base = self._resumed(self._fitting(summary))
+        opening = self._opening(self._fitting(summary))
+        window, tail = self._fit_tail(self.chat.prompt(opening, self.tools), steps, compactions_left, must_keep_last)
+        return window, [*opening, *(message for step in tail for message in (step.said, *step.messages))]
+
+    def _fit_tail(
+        self, base: Sequence[Span], steps: Sequence[Step], compactions_left: int, must_keep_last: bool
+    ) -> tuple[Window, Sequence[Step]]:
         for k in range(min(max(self.budget.context.tail_steps, must_keep_last), len(steps)), 0, -1):
             window = self._window(base, steps[-k:])
             if not self.budget.triggers(len(window)):
-                return window
+                return window, steps[-k:]
         if must_keep_last:
-            return self._clipped(base, steps[-1], compactions_left)
-        return self._window(base, [])
+            window, clipped = self._clipped(base, steps[-1], compactions_left)
+            return window, [clipped]
+        return self._window(base, []), []
 
-    def _resumed(self, summary: str) -> list[Span]:
+    def _opening(self, summary: str) -> list[Message]:
         context = self.budget.context
         resume: Message = {"role": "user", "content": context.resume_template.replace("{summary}", summary)}
-        kept = [self.task] if context.keep_task else []
-        return self.chat.prompt([*self.system, *kept, resume], self.tools)
+        return [*self.system, *([self.task] if context.keep_task else []), resume]
+
+    def _resumed(self, summary: str) -> list[Span]:
+        return self.chat.prompt(self._opening(summary), self.tools)
 
     def _fitting(self, summary: str) -> str:
         """The summary; its end is cut off where its text takes more tokens than a summary may (broken special strings do)."""
@@ -83,30 +96,30 @@ class Compactor:
                 window.append_context(span.ids, span.role, note)
         return window
 
-    def _clipped(self, base: Sequence[Span], step: Step, compactions_left: int) -> Window:
+    def _clipped(self, base: Sequence[Span], step: Step, compactions_left: int) -> tuple[Window, Step]:
         """The largest clip of the step's observation that fits, by bisection over the tokens kept per message."""
         encoded = [self.chat.encode(message["content"]) for message in step.messages]
 
-        def window(keep: int) -> Window:
+        def clip(keep: int) -> tuple[Window, Step]:
             messages: list[Message] = [
                 {**message, "content": self.chat.clip(message["content"], ids, keep)}
                 for message, ids in zip(step.messages, encoded, strict=True)
             ]
-            note = "tail" if messages == step.messages else "clipped"
-            return self._window(base, [Step(step.response_ids, messages)], note)
+            clipped = replace(step, messages=messages)
+            return self._window(base, [clipped], "tail" if messages == step.messages else "clipped"), clipped
 
-        best, high = window(0), self.budget.context.budget
-        if self.budget.triggers(len(best)):
+        best, high = clip(0), self.budget.context.budget
+        if self.budget.triggers(len(best[0])):
             # A window without a new step never compacts, so the step may reach above the trigger as long as the policy
             # can still answer it.
-            if not self.budget.can_act(len(best), compactions_left):
+            if not self.budget.can_act(len(best[0]), compactions_left):
                 raise CannotResume("the last step does not fit into the next window, even with its observation cut out")
             return best
         low = 0
         while high - low > 1:
             middle = (low + high) // 2
-            clipped = window(middle)
-            if self.budget.triggers(len(clipped)):
+            clipped = clip(middle)
+            if self.budget.triggers(len(clipped[0])):
                 high = middle
             else:
                 low, best = middle, clipped

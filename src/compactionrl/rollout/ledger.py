@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from compactionrl.samplers.protocol import Reported
+
 Kind = Literal["execution", "summary"]
 End = Literal["submitted", "turns", "budget", "time", "error"]
 ENDS: tuple[End, ...] = ("submitted", "turns", "budget", "time", "error")
@@ -42,6 +44,7 @@ class Attempt:
     token_ids: list[int]
     logprobs: list[float]
     reason: str
+    reported: Reported | None = None
 
 
 @dataclass
@@ -53,6 +56,8 @@ class Turn:
     end: int
     note: str = ""
     """What is special: "task", "summary request", "summary", "resume", "tail", "placeholder", "clipped"; "" otherwise."""
+    reported: Reported | None = None
+    """Of a sampled turn: what the server counted that wrote it, if it takes and returns text."""
 
 
 @dataclass
@@ -74,6 +79,14 @@ class Window:
     def __len__(self) -> int:
         return len(self.token_ids)
 
+    @property
+    def used(self) -> int:
+        """|h|: its tokens; where ids are pieces of a text, what the server counted last, and every id behind that."""
+        for turn in reversed(self.turns):
+            if turn.reported:
+                return turn.reported.context + len(self) - turn.end
+        return len(self)
+
     def append_context(self, ids: list[int], role: str, note: str = "") -> None:
         start = len(self)
         self.token_ids += ids
@@ -83,7 +96,13 @@ class Window:
         self.turns.append(Turn(role, start, len(self), note))
 
     def append_sampled(
-        self, ids: list[int], logprobs: list[float], versions: list[int], segment: Segment, note: str = ""
+        self,
+        ids: list[int],
+        logprobs: list[float],
+        versions: list[int],
+        segment: Segment,
+        note: str = "",
+        reported: Reported | None = None,
     ) -> None:
         if not len(ids) == len(logprobs) == len(versions):
             raise ValueError(
@@ -96,7 +115,7 @@ class Window:
         self.segment_ids += [segment.index] * len(ids)
         self.logprobs += logprobs
         self.versions += versions
-        self.turns.append(Turn("assistant", start, len(self), note))
+        self.turns.append(Turn("assistant", start, len(self), note, reported))
 
     def count(self, segment: Segment) -> int:
         """Tokens that `segment` sampled."""
@@ -115,6 +134,8 @@ class Rollout:
     error: str | None = None
     retryable: bool = True
     """Whether another try could end better than with this `error`."""
+    approximate: bool = False
+    """Whether token ids are pieces of a text, and counts of them estimates (`rollout.text_chat`)."""
     details: dict[str, Any] = field(default_factory=dict)
     turns: int = 0
     tool_calls: int = 0

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import math
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from compactionrl.config import ContextConfig, LimitsConfig
@@ -18,7 +17,11 @@ from compactionrl.rollout.chat import ChatFormat, Span, length
 from compactionrl.rollout.compaction import CannotResume, Compactor, Step, judge
 from compactionrl.rollout.environment_time import OutOfTime, stopwatch, within
 from compactionrl.rollout.ledger import Attempt, End, Kind, Rollout, Segment, Window
+from compactionrl.rollout.spoken import said
+from compactionrl.rollout.writer import Writer, random_stream
 from compactionrl.samplers.protocol import Sampled, Sampler
+
+__all__ = ["RolloutSettings", "describe", "random_stream", "run_rollout"]
 
 T = TypeVar("T")
 
@@ -50,7 +53,7 @@ async def run_rollout(
     never scored. Each request's random stream depends on `seed` and the request's number alone. `summariser` writes the
     summaries in the policy's place (the paper's Table 1); its tokens are then excluded from training.
     """
-    rollout = Rollout(rollout_id, task_id)
+    rollout = Rollout(rollout_id, task_id, approximate=chat.approximate)
     agent = _Agent(rollout, environment, sampler, chat, settings, seed, summariser)
     try:
         await agent.run()
@@ -90,15 +93,23 @@ class _Agent:
         seed: int,
         summariser: Sampler | None,
     ) -> None:
-        self.rollout, self.environment, self.sampler, self.chat = rollout, environment, sampler, chat
-        self.settings, self.seed, self.summariser = settings, seed, summariser
+        self.rollout, self.environment, self.chat, self.settings = rollout, environment, chat, settings
         self.tools: list[Any] | None = getattr(environment, "tools", None)
         self.budget = ContextBudget.measure(settings.context, chat, self.tools)
-        self.stops = frozenset(chat.stop_token_ids)
-        self.requests_made = 0
+        self.writer = Writer(
+            rollout,
+            sampler,
+            summariser,
+            chat,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            seed=seed,
+        )
         self.segments_made = 0
         self.segment: Segment | None = None
         self.steps: list[Step] = []
+        self.transcript: list[Message] = []
+        """What the window says."""
 
     @property
     def limit(self) -> float:
@@ -113,7 +124,8 @@ class _Agent:
         return self.settings.context.max_compactions - self.rollout.compactions
 
     async def run(self) -> None:
-        *system, task = check_start(await self.timed(self.environment.start(), self.limit))
+        self.transcript = [*check_start(await self.timed(self.environment.start(), self.limit))]
+        *system, task = self.transcript
         self.compactor = Compactor(self.budget, self.chat, list(system), task, self.tools)
         first = Window()
         for span in self.compactor.check_task():
@@ -140,9 +152,9 @@ class _Agent:
         if self.rollout.turns >= self.settings.limits.turns:
             raise _Ended("turns")
         messages = self.messages(response, observation)
-        self.steps.append(Step(ids, messages))
+        self.steps.append(Step(ids, self.transcript[-1], messages))
         spans = self.extension(messages)
-        used = len(self.window) + length(spans)
+        used = self.window.used + length(spans)
         if self.compactions_left:
             if self.budget.triggers(used):
                 await self.compact(messages, used)
@@ -150,14 +162,16 @@ class _Agent:
         elif not self.budget.can_act(used, 0):
             raise _Ended("budget")
         self.append(spans)
+        self.transcript += messages
 
     async def respond(self) -> tuple[Response, list[int]]:
         opening = self.opening()
-        cap = self.budget.response_cap(len(self.window), self.compactions_left)
-        sampled = await self.sample(self.sampler, self.window.token_ids, cap)
+        cap = self.budget.response_cap(self.window.used, self.compactions_left)
+        sampled = await self.writer.respond(self.window.token_ids, cap)
         self.segment = self.segment or self.new_segment("execution")
-        self.window.append_sampled(sampled.token_ids, sampled.logprobs, sampled.versions, self.segment)
+        self.append_sampled(sampled, self.segment)
         response = self.chat.parse(opening, sampled.token_ids, sampled.finish == "length", self.tools)
+        self.transcript.append(said(response))
         self.rollout.turns += 1
         self.rollout.tool_calls += len(response.calls) if self.tools else 1
         self.rollout.cut_responses += response.cut
@@ -195,14 +209,16 @@ class _Agent:
     async def compact(self, messages: list[Message], used: int) -> None:
         """Close this window with a summary (E8) and open the next one (E9). `used`: |h|, the observation included."""
         fits = self.budget.summary_fits(used) and all(
-            self.budget.summary_fits(len(self.window) + length(self.extension([*messages, request])))
+            self.budget.summary_fits(self.window.used + length(self.extension([*messages, request])))
             for request in requests(self.settings.context)
         )
         if not fits:
             messages = [{**message, "content": self.settings.context.placeholder} for message in messages]
         summary = await self.summarise(messages, "" if fits else "placeholder")
         try:
-            window = self.compactor.resume(summary, self.steps, self.compactions_left, must_keep_last=not fits)
+            window, self.transcript = self.compactor.resume(
+                summary, self.steps, self.compactions_left, must_keep_last=not fits
+            )
         except CannotResume as error:
             self.rollout.details["budget"] = str(error)
             raise _Ended("budget") from None
@@ -214,53 +230,30 @@ class _Agent:
         context = self.settings.context
         first, retry = requests(context)
         for attempt in range(1, context.summary_attempts + 1):
-            spans = self.extension([*messages, first if attempt == 1 else retry])
-            prompt = [*self.window.token_ids, *(i for span in spans for i in span.ids)]
-            sampled = await self.sample(self.summariser or self.sampler, prompt, context.summary_tokens)
-            opening = spans[-1].ids
-            response = self.chat.parse(opening, sampled.token_ids, sampled.finish == "length", self.tools)
+            asked = [*messages, first if attempt == 1 else retry]
+            spans = self.extension(asked)
+            sampled, response = await self.writer.summarise(
+                self.window.token_ids, spans, [*self.transcript, *asked], context.summary_tokens, self.tools
+            )
             reason = judge(response)
             if reason is None or attempt == context.summary_attempts:
                 break
-            self.window.rejected.append(Attempt(sampled.token_ids, sampled.logprobs, reason))
+            self.window.rejected.append(Attempt(sampled.token_ids, sampled.logprobs, reason, sampled.reported))
         self.append(spans[:-1], note)
         self.append(spans[-1:], "summary request")
-        segment = self.new_segment("summary")
-        if self.summariser is not None:
-            segment.excluded = "written by another summariser"
         label = "summary" if reason is None else f"summary ({reason})"
         if reason is None and response.calls:
             label = "summary (with a tool call, not executed)"
-        self.window.append_sampled(sampled.token_ids, sampled.logprobs, sampled.versions, segment, label)
+        self.append_sampled(sampled, self.new_segment("summary"), label)
         return response.text
 
-    async def sample(self, sampler: Sampler, prompt: Sequence[int], max_tokens: int) -> Sampled:
-        seed = random_stream(self.seed, self.requests_made)
-        self.requests_made += 1
-        started = time.perf_counter()
-        try:
-            sampled = await sampler.sample(
-                prompt,
-                max_tokens=max_tokens,
-                stop_token_ids=self.chat.stop_token_ids,
-                temperature=self.settings.temperature,
-                top_p=self.settings.top_p,
-                seed=seed,
-                affinity=self.rollout.id,
-            )
-        finally:
-            self.rollout.sampler_seconds += time.perf_counter() - started
-        if sampled.finish == "abort":
-            raise RuntimeError("the sampler aborted the request")
-        if not 0 < len(sampled.token_ids) <= max_tokens:
-            raise RuntimeError(f"the sampler returned {len(sampled.token_ids)} tokens, asked for 1 to {max_tokens}")
-        if not self.stops.isdisjoint(sampled.token_ids[:-1]):
-            raise RuntimeError("the sampler went on behind a stop token")
-        return sampled
-
     def new_segment(self, kind: Kind) -> Segment:
+        """The next one. What cannot be trained says why."""
         self.segments_made += 1
-        return Segment(kind, self.segments_made - 1)
+        excluded = "sampled as text" if self.chat.approximate else None
+        if kind == "summary" and self.writer.summariser is not None:
+            excluded = "written by another summariser"
+        return Segment(kind, self.segments_made - 1, excluded)
 
     def opening(self) -> list[int]:
         """Ids of the turn right before what the policy samples now."""
@@ -276,9 +269,14 @@ class _Agent:
         for span in spans:
             self.window.append_context(span.ids, span.role, note)
 
+    def append_sampled(self, sampled: Sampled, segment: Segment, note: str = "") -> None:
+        self.window.append_sampled(
+            sampled.token_ids, sampled.logprobs, sampled.versions, segment, note, sampled.reported
+        )
+
     async def timed(self, call: Awaitable[T], seconds: float) -> T:
         """What the environment answers. Its own time is counted; raises OutOfTime after `seconds` of it."""
-        elapsed = stopwatch({id(s): s for s in (self.sampler, self.summariser) if s is not None}.values())
+        elapsed = stopwatch({id(sampler): sampler for sampler in self.writer.samplers.values()}.values())
         try:
             return await within(seconds, elapsed, call)
         finally:
@@ -287,11 +285,10 @@ class _Agent:
     async def close(self) -> None:
         """Release what the rollout holds; trouble here does not undo what it achieved, but is recorded."""
         closing: dict[str, Callable[[], Awaitable[None]]] = {
-            "sampler.release": lambda: self.sampler.release(self.rollout.id),
-            "close": lambda: self.timed(self.environment.close(), self.limit),
+            f"{name}.release": partial(sampler.release, self.rollout.id)
+            for name, sampler in self.writer.samplers.items()
         }
-        if (summariser := self.summariser) is not None:
-            closing["summariser.release"] = lambda: summariser.release(self.rollout.id)
+        closing["close"] = lambda: self.timed(self.environment.close(), self.limit)
         for name, close in closing.items():
             try:
                 await close()
@@ -308,9 +305,3 @@ def check_start(messages: list[Message]) -> list[Message]:
 def describe(error: BaseException) -> str:
     """An error for the ledger. A message may name a file that is no UTF-8, which no file of ours could hold."""
     return f"{type(error).__name__}: {error}".encode(errors="backslashreplace").decode()
-
-
-def random_stream(seed: int, *path: object) -> int:
-    """The seed of one of the random streams below `seed`: far from those of its neighbours."""
-    digest = hashlib.blake2b(":".join(map(str, (seed, *path))).encode(), digest_size=8).digest()
-    return int.from_bytes(digest) >> 1

@@ -1,4 +1,4 @@
-"""What samples tokens: tokens in, tokens out.
+"""What samples tokens: tokens in, tokens out. And what completes chats, text in and text out, for evaluation alone.
 
 A sampler may also have, and is asked for, these methods: `async start(budget)`, before the first request, refuses what
 cannot work (a wrong model, a context limit below `budget` tokens); `async close()`, after the last one;
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 
 class SamplerError(RuntimeError):
@@ -25,18 +25,43 @@ class SamplerRefused(SamplerError):
     retryable = False
 
 
+class Reported(NamedTuple):
+    """Tokens of one request, as a server counts them that takes and returns text. `hidden`: thinking that it keeps to itself."""
+
+    prompt: int
+    completion: int
+    hidden: int = 0
+
+    @property
+    def shown(self) -> int:
+        """Of the completion: what later prompts hold."""
+        return self.completion - self.hidden
+
+    @property
+    def context(self) -> int:
+        """|h| behind the response."""
+        return self.prompt + self.shown
+
+
 @dataclass
 class Sampled:
     """One sampled response.
 
     `logprobs[i]` is the natural logarithm of the temperature-scaled softmax at `token_ids[i]`. A stop token that ended
-    the response is its last token. `versions[i]` is the version of the policy that sampled token i.
+    the response is its last token. `versions[i]` is the version of the policy that sampled token i. Only where ids are pieces
+    of a text (`rollout.text_chat`) may something be `reported`; otherwise the ids are the tokens.
     """
 
     token_ids: list[int]
     logprobs: list[float]
     finish: Literal["stop", "length", "abort"]
     versions: list[int]
+    reported: Reported | None = None
+
+    @property
+    def tokens(self) -> int:
+        """How many there are, by the best count there is."""
+        return self.reported.shown if self.reported else len(self.token_ids)
 
 
 class Sampler(Protocol):
@@ -63,6 +88,44 @@ class Sampler(Protocol):
 
     async def release(self, affinity: str) -> None:
         """The rollout has ended: what is cached for it may go."""
+        ...
+
+
+class SpokenCall(NamedTuple):
+    """A tool call as an endpoint wrote it: `arguments` should be a JSON object, but may be any text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass
+class Reply:
+    """What a chat endpoint answered. `finish`: "length" if something cut it."""
+
+    text: str
+    thinking: str = ""
+    calls: list[SpokenCall] = field(default_factory=list)
+    finish: Literal["stop", "length"] = "stop"
+    reported: Reported | None = None
+
+
+@runtime_checkable
+class Completer(Protocol):
+    """Text in, text out. For evaluation and summaries only: nothing that it writes can be trained."""
+
+    async def complete(
+        self,
+        messages: Sequence[Any],
+        *,
+        max_tokens: int,
+        temperature: float,
+        top_p: float,
+        seed: int,
+        affinity: str,
+        tools: Sequence[Any] | None = None,
+    ) -> Reply:
+        """The assistant's next turn behind OpenAI-style chat messages, of at most `max_tokens` tokens; see `Sampler.sample`."""
         ...
 
 

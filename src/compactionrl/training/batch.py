@@ -116,7 +116,7 @@ def build_batch(rollouts: Sequence[Rollout], config: TrainConfig) -> Batch:
     """One batch of finished rollouts, in order; consecutive `config.group_size` of them share a task.
 
     Marks in the ledgers what is not trained. Raises ValueError for a rollout that must not get here: one that broke down,
-    has no finite reward, or samples its window's first token (there is no state before it).
+    was sampled as text, has no finite reward, or samples its window's first token (there is no state before it).
     """
     for rollout in rollouts:
         check_rollout(rollout)
@@ -169,6 +169,10 @@ def batch_segments(window: Window, first: int) -> np.ndarray:
 def check_rollout(rollout: Rollout) -> None:
     if rollout.end == "error":
         raise ValueError(f"rollout {rollout.id} broke down ({rollout.error}): it is dropped, never trained")
+    if rollout.approximate:
+        raise ValueError(
+            f"rollout {rollout.id} was sampled as text, without tokens and log-probabilities: it is evaluated, never trained"
+        )
     if not np.isfinite(rollout.reward):
         raise ValueError(f"rollout {rollout.id} has reward {rollout.reward}: a reward must be a finite number")
     if any(window.segment_ids[:1] not in ([], [CONTEXT]) for window in rollout.windows):

@@ -113,9 +113,9 @@ async def open_served_summariser(config: Config, url: str, agent: Agent) -> tupl
     other = replace(other, {"server": {"model": found.model}, "sampling": {"sampler": found.api}})
     if agent.exact and found.api in SERVED and await has_tokenizer(other.server, agent.chat):
         return build.build_sampler(other, None), f"{found.model}, {found.api}, token ids"
-    raise ConfigError(
-        f"--summariser {names(other)}: it speaks text only, or has another tokenizer than the policy; {TEXT_ONLY}"
-    )
+    from compactionrl.samplers.chat import ChatSampler
+
+    return ChatSampler(other.server), f"{found.model}, from text"
 
 
 def summariser_names(sources: Sequence[str], model: str = "") -> dict[str, str]:

@@ -27,6 +27,8 @@ from compactionrl.serving.weights import Weights
 
 GRACE_SECONDS = 5
 """Most seconds from the signal to the end."""
+BACKLOG = 2048
+"""Connections that may wait to be taken."""
 
 
 def serve(
@@ -46,6 +48,7 @@ def serve(
         raise ConfigError(f"--allow-weights-from {weights_from}: there is no such folder")
     with listen(host, port) as listener:
         model = open_model(config, folder, name=name, max_length=max_length)
+        listener.listen(BACKLOG)  # who reads the address below can connect
         address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         print(f"{model.name}: contexts of {model.max_length} tokens on {address}", file=sys.stderr, flush=True)
         if not key and not is_loopback(host):

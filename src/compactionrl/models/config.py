@@ -13,6 +13,10 @@ MODEL_TYPES = {"Qwen3ForCausalLM": "qwen3", "LlamaForCausalLM": "llama"}
 ROPE_TYPES = ("default", "llama3")
 
 
+class UnsupportedModel(ValueError):
+    """A model that this package's own decoder would compute differently."""
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """A dense Qwen3 or Llama decoder; the field names are Hugging Face's.
@@ -48,7 +52,7 @@ class ModelConfig:
             )
         rope_type = self.rope.get("rope_type")
         if rope_type not in ROPE_TYPES:
-            raise ValueError(f"rope type {rope_type!r} is not supported; use {' or '.join(ROPE_TYPES)}")
+            raise UnsupportedModel(f"rope type {rope_type!r} is not supported; use {' or '.join(ROPE_TYPES)}")
         if self.mlp_bias and not self.has_mlp_bias_option:
             raise ValueError("Qwen3 has no mlp_bias")
 
@@ -62,7 +66,7 @@ class ModelConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:
-        """Read a parsed `config.json`; raises ValueError for anything this decoder would compute differently."""
+        """Read a parsed `config.json`; raises UnsupportedModel for what this decoder would compute differently."""
         architecture = _architecture(config)
         _refuse_unsupported(config)
         heads = config["num_attention_heads"]
@@ -121,7 +125,7 @@ def _architecture(config: Mapping[str, Any]) -> str:
     names = config.get("architectures") or []
     causal = [name.replace("ForTokenClassification", "ForCausalLM") for name in names]
     if len(causal) != 1 or causal[0] not in MODEL_TYPES:
-        raise ValueError(f"config.json says architectures = {names}; supported: {', '.join(MODEL_TYPES)}")
+        raise UnsupportedModel(f"config.json says architectures = {names}; supported: {', '.join(MODEL_TYPES)}")
     return causal[0]
 
 
@@ -151,4 +155,6 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
     }
     for name, unsupported in checks.items():
         if unsupported:
-            raise ValueError(f"config.json sets {name} = {config.get(name, rope.get(name))!r}, which is not supported")
+            raise UnsupportedModel(
+                f"config.json sets {name} = {config.get(name, rope.get(name))!r}, which is not supported"
+            )

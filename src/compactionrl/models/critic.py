@@ -8,7 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from compactionrl.models.transformer import Transformer
+from compactionrl.models.policy import Policy
+
+VALUE_HEAD = "value_head.safetensors"
+"""The file of a value head that is stored apart from its decoder."""
 
 Trunk = Literal["own", "frozen", "shared"]
 
@@ -25,7 +28,7 @@ class Critic(nn.Module):
     would have two digits.
     """
 
-    def __init__(self, policy: Transformer, trunk: Trunk = "own") -> None:
+    def __init__(self, policy: Policy, trunk: Trunk = "own") -> None:
         super().__init__()
         self.config = policy.config
         self.trunk = trunk
@@ -35,14 +38,14 @@ class Critic(nn.Module):
             self.model = policy.model
         if trunk == "frozen":
             self.model.requires_grad_(False)
-        weight = policy.head_weight
+        weight = next(policy.model.parameters())
         precision = torch.promote_types(weight.dtype, torch.float32)
         self.score = nn.Linear(policy.config.hidden_size, 1, device=weight.device, dtype=precision)
         nn.init.zeros_(self.score.weight)
         nn.init.zeros_(self.score.bias)
 
     def forward(self, token_ids: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Values [N] of packed windows, shaped as in `Transformer.forward`.
+        """Values [N] of packed windows, shaped as in `Policy.forward`.
 
         Value t has seen the tokens up to and including t, so V(x_i) is found at the position before token i.
         """
@@ -51,5 +54,5 @@ class Critic(nn.Module):
         return self.score(hidden.to(self.score.weight.dtype)).squeeze(-1)
 
     def checkpoint_gradients(self, on: bool) -> None:
-        """See `Transformer.checkpoint_gradients`."""
+        """See `Backbone.checkpoint_gradients`."""
         self.model.checkpoint_gradients(on)

@@ -10,6 +10,14 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 
+def check_lengths(n_tokens: int, lengths: Sequence[int]) -> None:
+    """Raises ValueError if windows of these lengths do not make up so many tokens."""
+    if sum(lengths) != n_tokens:
+        raise ValueError(f"window lengths sum to {sum(lengths)}, but there are {n_tokens} tokens")
+    if min(lengths, default=0) < 1:
+        raise ValueError(f"window lengths must be positive, got {list(lengths)}")
+
+
 @dataclass(frozen=True)
 class PackedAttention:
     """Causal attention that never leaves a window; `lengths` are the windows' token counts, in order.
@@ -21,10 +29,7 @@ class PackedAttention:
 
     @classmethod
     def over(cls, n_tokens: int, lengths: Sequence[int]) -> PackedAttention:
-        if sum(lengths) != n_tokens:
-            raise ValueError(f"window lengths sum to {sum(lengths)}, but there are {n_tokens} tokens")
-        if min(lengths, default=0) < 1:
-            raise ValueError(f"window lengths must be positive, got {list(lengths)}")
+        check_lengths(n_tokens, lengths)
         return cls(list(lengths))
 
     @property

@@ -13,10 +13,11 @@ from functools import partial
 from typing import Any
 
 from compactionrl.config import Config, ServerConfig
+from compactionrl.rollout.chat import ChatFormat
 from compactionrl.rollout.text_chat import TextFormat
 from compactionrl.samplers.conversation import conversation
 from compactionrl.samplers.http import Server, ServerPool
-from compactionrl.samplers.protocol import Reply, Reported, Sampled, SamplerRefused
+from compactionrl.samplers.protocol import Reply, Reported, Sampled, Sampler, SamplerRefused
 from compactionrl.samplers.reply import read_reply
 from compactionrl.samplers.served import PROBE_SECONDS, choose_model
 
@@ -201,7 +202,7 @@ def adapted(body: dict[str, Any], omitted: Collection[str]) -> dict[str, Any]:
     return sent
 
 
-def open_chat_endpoint(config: Config) -> tuple[TextFormat, ChatSampler]:
+def open_chat_endpoint(config: Config) -> tuple[ChatFormat, Sampler]:
     """The chat format and the sampler of the endpoint in `[server]`."""
     sampler = ChatSampler(config.server)
     return sampler.chat, sampler

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from serving_harness import PROMPT, Running, all_logprobs, in_process, running
+from serving_harness import LENGTH, PROMPT, Running, all_logprobs, in_process, running
 
 from compactionrl.build import DEMO
 from compactionrl.config import ServerConfig
@@ -21,6 +21,7 @@ from compactionrl.samplers.local import LocalSampler
 from compactionrl.samplers.protocol import Sampled, SamplerRefused
 from compactionrl.samplers.push import WeightPush
 from compactionrl.samplers.vllm import VLLMSampler
+from compactionrl.serving.engine import PASSES, Engine
 
 LONG: dict[str, Any] = {"max_tokens": 400, "temperature": 2.0, "seed": 5, "ignore_eos": True}
 
@@ -133,6 +134,37 @@ def test_pauses_in_a_row(demo: Running, pool: ThreadPoolExecutor) -> None:
     resume(demo)
 
 
+def test_a_reset_forgets_what_was_computed(demo: Running) -> None:
+    first = demo.complete(seed=1, session_id="s")["choices"][0]
+    reused = demo.model.engine.stats.reused_tokens
+    assert demo.post("/reset_prefix_cache?reset_external=true").json() == {"success": True}
+    assert demo.complete(seed=1, session_id="s")["choices"][0] == first
+    assert demo.model.engine.stats.reused_tokens == reused
+
+
+@pytest.mark.parametrize("passes", range(PASSES + 4))
+def test_an_aborted_response_grows_no_more(passes: int) -> None:
+    """Wherever the engine is when the abort comes, and even if it goes on at once."""
+
+    async def main() -> None:
+        engine = Engine(load_policy(DEMO), max_rows=2, max_tokens_per_row=LENGTH)
+        request = engine.sample(
+            PROMPT, max_tokens=400, stop_token_ids=[], temperature=2.0, top_p=1.0, seed=5, affinity="a"
+        )
+        task = asyncio.create_task(request)
+        for _ in range(4 * PASSES + passes):
+            await asyncio.sleep(0)
+        steps = engine.stats.steps
+        engine.abort()
+        sampled = await task
+        assert len(sampled.token_ids) == steps > 0
+        for _ in range(2 * PASSES):
+            await asyncio.sleep(0)
+        assert len(sampled.token_ids) == engine.stats.steps == steps
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions"])
 def test_a_client_that_goes_frees_its_row(demo: Running, route: str) -> None:
     body = {"messages": [{"role": "user", "content": "next"}], "prompt": PROMPT, **LONG, "n": 4}
@@ -237,7 +269,6 @@ def test_a_response_goes_on_with_the_new_weights(weights: Path, pool: ThreadPool
         pause(server, "keep")
         done = server.model.engine.stats.sampled_tokens
         load(server, weights / "other")
-        assert server.post("/reset_prefix_cache?reset_external=true").json() == {"success": True}
         resume(server)
         [choice] = asked.result()["choices"]
     tokens, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]

@@ -107,7 +107,12 @@ def open_model(config: Config, folder: Path, *, name: str = "", max_length: int 
     if isinstance(config.run.threads, int):
         torch.set_num_threads(config.run.threads)
     try:
-        policy = load_policy(folder, dtype=getattr(torch, config.model.dtype), device=build.build_device(config))
+        policy = load_policy(
+            folder,
+            dtype=getattr(torch, config.model.dtype),
+            device=build.build_device(config),
+            implementation=config.model.implementation,
+        )
     except (OSError, ValueError) as error:
         raise ConfigError(f"no policy can be loaded from {folder}: {error}") from error
     positions = policy.config.max_position_embeddings

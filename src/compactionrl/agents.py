@@ -36,7 +36,8 @@ async def resolve(config: Config) -> Config:
 
     Raises SamplerError if none answers, or if it refuses the key or the model.
     """
-    if config.sampling.sampler not in (*SERVED, "auto"):
+    named = config.sampling.sampler == "chat" and config.server.model  # some endpoints do not list their models
+    if named or config.sampling.sampler not in (*SERVED, "chat", "auto"):
         return config
     found = await identify(config.server)
     sampler = found.api if config.sampling.sampler == "auto" else config.sampling.sampler

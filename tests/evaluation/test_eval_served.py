@@ -344,3 +344,49 @@ def test_without_torch(tmp_path: Path, fake: Any) -> None:
     )
     assert ran.returncode == 0, ran.stderr
     assert results(tmp_path / "r")["arms"]["x1"]["n"] == 1
+
+
+ROOMY = ["--context.budget", "400", "--context.threshold", "140", "--limit", "3", "--limits.turns", "12"]
+"""For windows of text, which take more pieces than tokens."""
+
+
+def test_an_endpoint_that_takes_text_is_measured_approximately(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with serving(BASE) as url:
+        arguments = [*ROOMY, "--url", url, "--api", "chat", "--modes", "x1,x4", "--output", str(tmp_path / "r")]
+        code, out, err = evaluate(capsys, *arguments)
+    assert code == 0, err
+    assert "Budgets are approximate" in out
+    found = results(tmp_path / "r")
+    assert (found["about"]["agent"], found["about"]["exact"]) == ("tiny", False)
+    assert {arm["n"] for arm in found["arms"].values()} == {3}
+    rollouts = list(read_rollouts(tmp_path / "r" / "rollouts.jsonl.gz"))
+    assert all(rollout.approximate for rollout in rollouts)
+    # The server counts its tokens; those are the ones that are reported, not our pieces of text.
+    for name, arm in found["arms"].items():
+        turns = [t for r in rollouts if r.id.startswith(f"{name}-") for w in r.windows for t in w.turns if t.reported]
+        tokens = [arm["tokens"][kind] for kind in ("responses", "summaries")]
+        assert sum(each["sampled"] for each in tokens) >= sum(t.reported.completion for t in turns if t.reported) > 0
+        assert sum(each["requests"] for each in tokens) >= len(turns) > 0
+    assert evaluate(capsys, *arguments)[0] == 0  # what is stored reads back
+
+    with pytest.raises(SystemExit):
+        main(["rollout", "--from", str(tmp_path / "r"), "--id", "x4-heldout-0"])
+    assert "say next until end" in capsys.readouterr().out
+
+
+def test_a_summariser_with_another_tokenizer_gets_text(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, smollm2: Path
+) -> None:
+    small = {"sampling.concurrency": 4, "model.renderer": "chatml"}
+    with serving(smollm2, name="smollm2", **small) as url:
+        code, _, err = evaluate(
+            capsys,
+            *("--limit", "1", "--modes", "x4", "--context.summary_attempts", "1", "--summariser", url),
+            *("--summariser-model", "smollm2", "--output", str(tmp_path / "r")),
+        )
+    assert code == 0, err
+    found = results(tmp_path / "r")
+    assert found["about"]["summarisers"] == {"smollm2": "smollm2, from text"}
+    assert found["arms"]["x4+smollm2"]["compactions"] > 0

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from compactionrl.config import ConfigError
 from compactionrl.evaluation.rollout_file import RolloutFile, from_json, read_rollouts, to_json
 from compactionrl.rollout.ledger import ENDS, Attempt, Rollout, Segment, Window
+from compactionrl.samplers.protocol import Reported
 
 ids = st.lists(st.integers(0, 200_000), max_size=5)
 words = st.text(max_size=8)
+counts = st.none() | st.builds(Reported, st.integers(0, 99), st.integers(0, 99), st.integers(0, 9))
 logprobs = st.floats(max_value=0, allow_nan=False)
 
 
@@ -30,10 +32,10 @@ def windows(draw: st.DrawFn, first: int) -> Window:
             )
             sampled = draw(st.lists(st.tuples(st.integers(0, 9), logprobs, st.integers(0, 9)), min_size=1, max_size=4))
             tokens, logs, versions = map(list, zip(*sampled, strict=True))
-            window.append_sampled(tokens, logs, versions, segment, draw(words))
+            window.append_sampled(tokens, logs, versions, segment, draw(words), draw(counts))
     window.append_context(draw(ids), "user")
     for tokens in draw(st.lists(ids, max_size=2)):
-        window.rejected.append(Attempt(tokens, [-0.5] * len(tokens), draw(words)))
+        window.rejected.append(Attempt(tokens, [-0.5] * len(tokens), draw(words), draw(counts)))
     return window
 
 

@@ -2,6 +2,7 @@
 
 from compactionrl.evaluation.usage import Usage, cost, usage
 from compactionrl.rollout.ledger import Attempt, Rollout, Segment, Window
+from compactionrl.samplers.protocol import Reported
 
 
 def rollout() -> Rollout:
@@ -32,6 +33,24 @@ def test_every_request_is_counted() -> None:
         usage(rollout())["execution"].sampled + usage(rollout())["summary"].sampled
         == rollout().token_counts()["sampled"]
     )
+
+
+def test_a_servers_own_count_is_better_than_ours() -> None:
+    """An endpoint that takes text: ids are pieces of it, more than there are tokens."""
+    window, acting = Window(), Segment("execution", 0)
+    window.append_context([9] * 100, "user", "task")
+    window.append_sampled([1] * 40, [0.0] * 40, [0] * 40, acting, "", Reported(prompt=60, completion=30, hidden=5))
+    window.append_context([9] * 10, "user")
+    window.append_sampled([1] * 8, [0.0] * 8, [0] * 8, acting, "", Reported(prompt=92, completion=6))
+    window.append_context([9] * 5, "user", "summary request")
+    window.rejected.append(Attempt([1] * 9, [0.0] * 9, "empty", Reported(prompt=103, completion=4)))
+    summary = Segment("summary", 1)
+    window.append_sampled([1] * 7, [0.0] * 7, [0] * 7, summary, "summary", Reported(prompt=104, completion=5))
+    assert usage(Rollout("r", "t", [window])) == {
+        # The second request: 85 tokens were there before, 60 and those 25 of the 30 that the server shows.
+        "execution": Usage(requests=2, prompt=60 + 92, new=60 + 7, sampled=30 + 6),
+        "summary": Usage(requests=2, prompt=103 + 104, new=5 + 6, sampled=4 + 5),
+    }
 
 
 def test_nothing_was_asked() -> None:

@@ -9,8 +9,8 @@ from statistics import fmean
 from typing import Any
 
 from compactionrl.evaluation.statistics import PassRate, pass_rate
-from compactionrl.evaluation.usage import Usage, usage
-from compactionrl.rollout.ledger import ENDS, End, Kind, Rollout, Turn
+from compactionrl.evaluation.usage import Usage, sampled_turns, turn_tokens, usage
+from compactionrl.rollout.ledger import ENDS, End, Rollout, Turn
 
 SOLVED = 1.0
 """A rollout counts as solved from this reward on; partial credit shows in `reward`."""
@@ -29,14 +29,12 @@ class Digest:
     cut_responses: int
     thinking_tokens: int
     compactions: int
-    sampled_tokens: int
-    response_tokens: int
     summary_lengths: tuple[int, ...]
     rejected: tuple[str, ...]
     """The reason of each summary attempt that was not accepted."""
     cut_summaries: int
-    responses_usage: Usage
-    summaries_usage: Usage
+    responses: Usage
+    summaries: Usage
 
     @property
     def solved(self) -> bool:
@@ -55,13 +53,11 @@ def digest(rollout: Rollout) -> Digest:
         cut_responses=rollout.cut_responses,
         thinking_tokens=rollout.thinking_tokens,
         compactions=rollout.compactions,
-        sampled_tokens=rollout.token_counts()["sampled"],
-        response_tokens=sum(segment_lengths(rollout, "execution")),
-        summary_lengths=tuple(segment_lengths(rollout, "summary")),
+        summary_lengths=tuple(summary_lengths(rollout)),
         rejected=tuple(attempt.reason for window in rollout.windows for attempt in window.rejected),
         cut_summaries=sum(turn.note == "summary (cut)" for turn in turns(rollout)),
-        responses_usage=spent["execution"],
-        summaries_usage=spent["summary"],
+        responses=spent["execution"],
+        summaries=spent["summary"],
     )
 
 
@@ -89,9 +85,9 @@ def describe(rollouts: Sequence[Digest]) -> dict[str, Any]:
         "turns": mean(rollout.turns for rollout in rollouts),
         "tool_calls": mean(rollout.tool_calls for rollout in rollouts),
         "summary_tokens": mean(n for rollout in rollouts for n in rollout.summary_lengths),
-        "response_tokens": sum(rollout.response_tokens for rollout in rollouts) / responses if responses else None,
+        "response_tokens": sum(rollout.responses.sampled for rollout in rollouts) / responses if responses else None,
         "thinking_tokens": sum(rollout.thinking_tokens for rollout in rollouts) / responses if responses else None,
-        "sampled_tokens": mean(rollout.sampled_tokens for rollout in rollouts),
+        "sampled_tokens": mean(rollout.responses.sampled + rollout.summaries.sampled for rollout in rollouts),
         "cut_responses": mean(rollout.cut_responses for rollout in rollouts),
         "budget_exhausted": ends["budget"] / len(rollouts) if rollouts else None,
         "ends": {end: ends[end] for end in ENDS if end != "error"},
@@ -114,9 +110,11 @@ def by_compactions(rollouts: Sequence[Digest]) -> dict[str, PassRate]:
     return {str(n): solved([rollout for rollout in rollouts if rollout.compactions == n]) for n in counts}
 
 
-def segment_lengths(rollout: Rollout, kind: Kind) -> list[int]:
-    """Tokens sampled in each segment of one kind."""
-    return [window.count(segment) for window in rollout.windows for segment in window.segments if segment.kind == kind]
+def summary_lengths(rollout: Rollout) -> list[int]:
+    """Tokens of each accepted summary."""
+    return [
+        turn_tokens(turn) for window in rollout.windows for kind, turn in sampled_turns(window) if kind == "summary"
+    ]
 
 
 def turns(rollout: Rollout) -> list[Turn]:

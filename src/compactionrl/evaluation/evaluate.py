@@ -218,8 +218,8 @@ class Evaluation:
             "error_causes": dict(causes.most_common()),
             "retried": tally.retried,
             "tokens": {
-                "responses": total(each.responses_usage for each in finished)._asdict(),
-                "summaries": total(each.summaries_usage for each in finished)._asdict(),
+                "responses": total(each.responses for each in finished)._asdict(),
+                "summaries": total(each.summaries for each in finished)._asdict(),
             },
             "budget": arm.context.budget,
             "max_compactions": arm.context.max_compactions,

@@ -1,8 +1,8 @@
 """Finished rollouts in one file that only grows: gzipped JSON lines, each line a gzip member of its own.
 
 `zcat rollouts.jsonl.gz` prints them. A line holds a rollout's fields and, in its windows, every turn: role, note, token ids
-and, of sampled ones, the segment, log-probabilities and versions. A line is there or it is not: what a killed process left half
-written is cut off when the file is opened again.
+and, of sampled ones, the segment, log-probabilities, versions and what the server counted. A line is there or it is not: what a
+killed process left half written is cut off when the file is opened again.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import IO, Any, Self
 
 from compactionrl.config import ConfigError
 from compactionrl.rollout.ledger import CONTEXT, Attempt, Rollout, Segment, Window
+from compactionrl.samplers.protocol import Reported
 
 CHUNK = 1 << 20
 GZIP = 31
@@ -107,6 +108,7 @@ def window_json(window: Window) -> dict[str, Any]:
                 "segment": vars(segments[index]),
                 "logprobs": window.logprobs[span],
                 "versions": window.versions[span],
+                "reported": turn.reported,
             }
         turns.append(data)
     return {"turns": turns, "rejected": [vars(attempt) for attempt in window.rejected]}
@@ -117,11 +119,17 @@ def from_json(data: dict[str, Any]) -> Rollout:
 
 
 def window_from_json(data: dict[str, Any]) -> Window:
-    window = Window(rejected=[Attempt(**attempt) for attempt in data["rejected"]])
+    rejected = [Attempt(**{**attempt, "reported": counted(attempt["reported"])}) for attempt in data["rejected"]]
+    window = Window(rejected=rejected)
     for turn in data["turns"]:
         role, note, ids = turn["role"], turn["note"], turn["token_ids"]
         if "segment" in turn:
-            window.append_sampled(ids, turn["logprobs"], turn["versions"], Segment(**turn["segment"]), note)
+            segment, reported = Segment(**turn["segment"]), counted(turn["reported"])
+            window.append_sampled(ids, turn["logprobs"], turn["versions"], segment, note, reported)
         else:
             window.append_context(ids, role, note)
     return window
+
+
+def counted(reported: list[int] | None) -> Reported | None:
+    return None if reported is None else Reported(*reported)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from compactionrl.rollout.ledger import CONTEXT, Kind, Rollout, Window
+from compactionrl.rollout.ledger import CONTEXT, Kind, Rollout, Turn, Window
+from compactionrl.samplers.protocol import Reported
 
 
 class Usage(NamedTuple):
@@ -34,16 +35,32 @@ def usage(rollout: Rollout) -> dict[Kind, Usage]:
 
 def requests(window: Window) -> Iterator[tuple[Kind, Usage]]:
     """Each request of a window, in order. A rejected summary was asked for where the accepted one was."""
-    kinds = {segment.index: segment.kind for segment in window.segments}
     known = 0
+    for kind, turn in sampled_turns(window):
+        for attempt in window.rejected if kind == "summary" else ():
+            yield kind, request(turn.start, known, len(attempt.token_ids), attempt.reported)
+        yield kind, request(turn.start, known, turn.end - turn.start, turn.reported)
+        known = turn.reported.context if turn.reported else turn.end
+
+
+def request(prompt: int, known: int, sampled: int, reported: Reported | None) -> Usage:
+    """One request, by the server's count if there is one."""
+    if reported:
+        prompt, sampled = reported.prompt, reported.completion
+    return Usage(1, prompt, max(prompt - known, 0), sampled)
+
+
+def sampled_turns(window: Window) -> Iterator[tuple[Kind, Turn]]:
+    """The responses and summaries of a window, in order."""
+    kinds = {segment.index: segment.kind for segment in window.segments}
     for turn in window.turns:
-        if turn.end == turn.start or window.segment_ids[turn.start] == CONTEXT:
-            continue
-        kind = kinds[window.segment_ids[turn.start]]
-        answers = [len(attempt.token_ids) for attempt in window.rejected] if kind == "summary" else []
-        for sampled in [*answers, turn.end - turn.start]:
-            yield kind, Usage(1, turn.start, turn.start - known, sampled)
-        known = turn.end
+        if turn.end > turn.start and window.segment_ids[turn.start] != CONTEXT:
+            yield kinds[window.segment_ids[turn.start]], turn
+
+
+def turn_tokens(turn: Turn) -> int:
+    """Of a sampled turn, by the server's count if there is one."""
+    return turn.reported.completion if turn.reported else turn.end - turn.start
 
 
 def total(spent: Iterable[Usage]) -> Usage:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 HERE = Path(__file__).parent
-SCRIPTS = ("update", "sampler", "estimator", "logprob_memory")
+SCRIPTS = ("update", "sampler", "turn_overhead", "estimator", "logprob_memory")
 FIGURES = {
     "update_vs_row_per_segment": "Update, a row per segment / ours: seconds",
     "update_vs_padded": "Update, padded rows / ours: seconds, lengths uniform in 64..512",
@@ -30,11 +30,24 @@ FIGURES = {
     "sampler_vs_bare_loop_1": "Sampling, ours / bare decode loop: seconds, 1 row",
     "sampler_vs_bare_loop_16": "Sampling, ours / bare decode loop: seconds, 16 rows",
     "sampler_vs_bare_loop_64": "Sampling, ours / bare decode loop: seconds, 64 rows",
+    "turn_overhead_turn_1": "Our Python per turn, 1 rollout at a time: milliseconds",
+    "turn_overhead_turn_16": "Our Python per turn, 16 rollouts at a time: milliseconds",
+    "turn_overhead_turn_64": "Our Python per turn, 64 rollouts at a time: milliseconds",
+    "turn_overhead_turn_256": "Our Python per turn, 256 rollouts at a time: milliseconds",
+    "turn_overhead_rollout_1": "Our Python per rollout, 1 at a time: milliseconds",
+    "turn_overhead_rollout_16": "Our Python per rollout, 16 at a time: milliseconds",
+    "turn_overhead_rollout_64": "Our Python per rollout, 64 at a time: milliseconds",
+    "turn_overhead_rollout_256": "Our Python per rollout, 256 at a time: milliseconds",
+    "turn_overhead_share_1": "Time outside of the tiny model, 1 rollout at a time: percent",
+    "turn_overhead_share_16": "Time outside of the tiny model, 16 rollouts at a time: percent",
+    "turn_overhead_share_64": "Time outside of the tiny model, 64 rollouts at a time: percent",
+    "turn_overhead_share_256": "Time outside of the tiny model, 256 rollouts at a time: percent",
+    "turn_overhead_long": "Our Python per turn, in windows of 65,536 tokens: milliseconds",
     "estimator_vs_loop": "Advantages, loop over tokens / ours: seconds",
     "logprob_memory_vs_naive": "Log-probabilities, naive / ours: peak memory, 2,048 tokens",
     "logprob_memory_8k_vs_2k": "Log-probabilities, 8,192 tokens / 2,048 tokens: peak memory of ours",
 }
-"""What each ratio compares. Where ours is the divisor, more is better."""
+"""What each ratio compares, or which unit a figure has. Where ours is the divisor, more is better."""
 
 Result = Mapping[str, Mapping[str, Any]]
 
@@ -69,10 +82,10 @@ def page(found: Mapping[str, Mapping[str, Any]], where: str, how: Mapping[str, s
     lines = [
         "# Benchmarks",
         "",
-        f"Measured by `make bench` on {where}; one thread. Every figure is a ratio, measured in one run: the median and the",
-        "range of the repeats. Figures differ between machines.",
+        f"Measured by `make bench` on {where}; one thread. Figures that name no unit are ratios, measured in one run: the median",
+        "and the range of the repeats. Figures differ between machines.",
         "",
-        "| what is compared | ratio | lowest | highest | script |",
+        "| what is compared | figure | lowest | highest | script |",
         "|---|---|---|---|---|",
     ]
     for key, value in found.items():

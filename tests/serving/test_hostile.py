@@ -64,6 +64,8 @@ def error(reply: httpx.Response, status: int) -> dict[str, Any]:
         b'"\xed\xa0\x80"',
         b'{"prompt": NaN}',
         b'{"prompt": -Infinity}',
+        b'{"prompt": [7], "messages": [{"role": "user", "content": "a"}], "tokens": [7], "x": NaN}',
+        b'{"method": "pushed_weights_version", "x": NaN}',
         b"[" * 500_000,
         b'{"a":' * 200_000,
         b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",

@@ -147,7 +147,7 @@ class TextFormat(ChatFormat):
             raise ValueError(f"a message has role {role!r}: choose one of {', '.join(ROLES)}")
         ids = [*spaces(TURN_TOKENS), ROLES[role].value, *self.encode(message["content"])]
         if role == "tool":
-            ids += [Mark.ANSWERS.value, *self.encode(message.get("tool_call_id", ""))]
+            ids += [Mark.ANSWERS.value, *self.encode(str(message.get("tool_call_id", "")))]
         return [*ids, Mark.END.value]
 
 

@@ -75,16 +75,10 @@ def open_policy(config: Config, folder: Path, modes: Sequence[str] | None = None
     """The chat format and a sampler of the policy in `folder`: a model folder, or a checkpoint that training wrote."""
     import torch
 
-    from compactionrl.models import load_policy
-
     folder = policy_folder(folder)
     if isinstance(config.run.threads, int):
         torch.set_num_threads(config.run.threads)
-    try:
-        dtype = getattr(torch, config.model.dtype)
-        policy = load_policy(folder, dtype=dtype, device=build.build_device(config))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"no policy can be loaded from {folder}: {error}") from error
+    policy = build.build_policy(config, folder)
     return build.build_chat(config, folder), build.build_sampler(config, policy, modes)
 
 

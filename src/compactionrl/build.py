@@ -16,7 +16,7 @@ from compactionrl.samplers.protocol import Sampler
 if TYPE_CHECKING:
     import torch
 
-    from compactionrl.models import Transformer
+    from compactionrl.models import Policy
     from compactionrl.rollout.chat import ChatFormat
 
 DEMO = Path(__file__).parent / "bases" / "demo"
@@ -69,7 +69,20 @@ def build_device(config: Config) -> torch.device:
         raise ConfigError(f"model.device: {name!r} cannot be used here: {error}") from error
 
 
-def build_sampler(config: Config, policy: Transformer | None, modes: Sequence[str] | None = None) -> Sampler:
+def build_policy(config: Config, folder: Path) -> Policy:
+    """The policy in `folder`, to be sampled from. Raises ConfigError if none can be loaded."""
+    import torch
+
+    from compactionrl.models import load_policy
+
+    options = {"dtype": getattr(torch, config.model.dtype), "device": build_device(config)}
+    try:
+        return load_policy(folder, implementation=config.model.implementation, **options)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"no policy can be loaded from {folder}: {error}") from error
+
+
+def build_sampler(config: Config, policy: Policy | None, modes: Sequence[str] | None = None) -> Sampler:
     """'local', 'vllm' or 'sglang', or `module:Class` called as Class(policy, **sampling.sampler_options).
 
     To be trained with, it must have `weights_changed(version)`, which is called whenever `policy` has new weights. Without a
@@ -95,7 +108,7 @@ def build_sampler(config: Config, policy: Transformer | None, modes: Sequence[st
     return LocalSampler(policy, max_rows=sampling.concurrency, max_tokens_per_row=longest)
 
 
-def build_served(config: Config, policy: Transformer | None) -> Sampler:
+def build_served(config: Config, policy: Policy | None) -> Sampler:
     """A sampler on the servers of `[server]`. With a policy, its weights are pushed to them."""
     if config.sampling.sampler == "vllm":
         from compactionrl.samplers.vllm import VLLMSampler as Kind

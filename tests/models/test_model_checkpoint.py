@@ -80,7 +80,7 @@ def test_what_it_cannot_compute_is_refused(changes: dict[str, object], message: 
     reference().save_pretrained(tmp_path)
     edit_config(tmp_path, **changes)
     with pytest.raises(ValueError, match=message):
-        load_policy(tmp_path)
+        load_policy(tmp_path, implementation="packed")
 
 
 def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:

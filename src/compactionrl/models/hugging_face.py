@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModel, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging
 
@@ -39,7 +39,7 @@ from compactionrl.models.tensors import save_tensors
 PADDING = 0.25
 """Most of a batch that is padding: measured as faster than any window alone, and than all in one batch."""
 ENLARGED = 100.0
-"""Factor of the hidden states that probe the head: what bends or shifts logits shows there."""
+"""Factor of the hidden states that probe a head: what bends or shifts logits shows there."""
 
 
 @dataclass(frozen=True)
@@ -120,36 +120,28 @@ class HuggingFacePolicy(Policy):
 
 
 class RowCaches:
-    """For each row a cache of the kind that the model makes; every row is a forward of its own.
-
-    A cache that cannot be cut back (sliding windows, recurrent states) is thrown away where it would have to be, and its
-    row computed from the start; so is every row of a model that makes none.
-    """
+    """For each row a cache of the library's own, whatever the architecture keeps there; every row is a forward of its own."""
 
     def __init__(self, base: PreTrainedModel) -> None:
         self.base = base
-        parameters = inspect.signature(base.forward).parameters
-        self.name = "cache" if "cache" in parameters else "past_key_values"  # the older name
-        self.rows: dict[int, tuple[Tensor, Any]] = {}
-        """Tokens of each row, and the cache that holds them."""
+        self.name = "cache" if "cache" in inspect.signature(base.forward).parameters else "past_key_values"  # the older
+        self.rows: dict[int, tuple[DynamicCache, int]] = {}
+        """And the number of tokens that it holds: a recurrent one does not know."""
+        self.cuttable = can_be_cut(DynamicCache(config=base.config))
 
     def forward(self, token_ids: Tensor, chunks: Sequence[Chunk]) -> Tensor:
         """See `Cache.forward`."""
         parts = token_ids.split([chunk.length for chunk in chunks])
         return torch.cat([self._extend(chunk, ids) for chunk, ids in zip(chunks, parts, strict=True)])
 
-    def _extend(self, chunk: Chunk, new: Tensor) -> Tensor:
-        held, cache = self.rows.pop(chunk.row, (new[:0], None))
-        tokens = torch.cat([held[: chunk.start], new])
-        surplus = len(held) - chunk.start
-        if chunk.start == 0 or (surplus and not can_be_cut(cache)):
-            cache = None
-        elif surplus:
-            cache.crop(-surplus)
-        due, known = (tokens, {}) if cache is None else (new, {self.name: cache})
-        output = self.base(input_ids=due[None], use_cache=True, **known)
-        self.rows[chunk.row] = tokens, output.get(self.name)
-        return output.last_hidden_state[0, -chunk.length :]
+    def _extend(self, chunk: Chunk, token_ids: Tensor) -> Tensor:
+        if chunk.start == 0:
+            self.rows[chunk.row] = DynamicCache(config=self.base.config), 0
+        cache, held = self.rows[chunk.row]
+        if held > chunk.start:
+            cache.crop(chunk.start - held)
+        self.rows[chunk.row] = cache, chunk.start + chunk.length
+        return self.base(input_ids=token_ids[None], use_cache=True, **{self.name: cache}).last_hidden_state[0]
 
 
 def adopt(wrapper: nn.Module, module: nn.Module) -> None:
@@ -166,8 +158,8 @@ def recomputed(block: nn.Module, *inputs: Any, **options: Any) -> Any:
     return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False, **options)
 
 
-def can_be_cut(cache: Any) -> bool:
-    """Whether its last tokens can be taken back; one of sliding windows would have to know what has left them."""
+def can_be_cut(cache: DynamicCache) -> bool:
+    """Whether its last tokens can be taken back: one of sliding windows or recurrent states has forgotten what was before."""
     return getattr(cache, "is_croppable", False) and not any(cache.is_sliding)
 
 
@@ -186,7 +178,7 @@ def load_language_model(folder: Path, dtype: torch.dtype, device: str | torch.de
     """The policy in `folder`. Raises ValueError for what is no causal language model, or one that a policy cannot be."""
     model = load_pretrained(AutoModelForCausalLM, folder, dtype)
     policy = HuggingFacePolicy(model).to(device)
-    check_head(policy)
+    check(policy)
     return policy
 
 
@@ -228,6 +220,8 @@ def load_pretrained(kind: Any, folder: Path, dtype: torch.dtype) -> PreTrainedMo
     wrong = {name: sorted(found) for name, found in report.items() if found}
     if wrong:
         raise ValueError(f"{folder}: the weights do not belong to this config.json: {wrong}")
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()  # as it lies in the file, its alignment would decide about the last bit
     return model.eval()
 
 
@@ -252,7 +246,7 @@ def without_progress_bars() -> Iterator[None]:
 
 
 @torch.no_grad()
-def check_head(policy: HuggingFacePolicy) -> None:
+def check(policy: HuggingFacePolicy) -> None:
     """Hold a model to what a policy promises, on a few tokens. Raises ValueError for one that computes otherwise."""
     model, sizes = policy.language_model, policy.config
     name, head = type(model).__name__, model.get_output_embeddings()
@@ -266,23 +260,23 @@ def check_head(policy: HuggingFacePolicy) -> None:
             f"[{sizes.vocab_size}, {sizes.hidden_size}]"
         )
     ids = torch.arange(8, device=head.weight.device) % sizes.vocab_size
-    enlarge = model.base_model.register_forward_hook(enlarge_states)
+    hidden = policy(ids, [len(ids)])
+    enlarge = head.register_forward_pre_hook(lambda _, inputs: (inputs[0] * ENLARGED,))
     try:
-        hidden = policy(ids, [len(ids)])
         logits = model(input_ids=ids[None], use_cache=False).logits[0]
     finally:
         enlarge.remove()
-    if not close(logits, hidden @ head.weight.T):
+    if not close(logits, hidden * ENLARGED @ head.weight.T):
         raise ValueError(
             f"{name} does more to its logits than `hidden @ head_weight.T` (a soft cap, a factor), which is not supported"
         )
-    if not close(policy(ids, [5, 3])[:5] * ENLARGED, hidden[:5]):
+    if not close(policy(ids, [5, 3])[:5], hidden[:5]):
         raise ValueError(f"{name} is not causal: its first tokens depend on later ones, or on how windows are batched")
-
-
-def enlarge_states(module: nn.Module, inputs: Any, output: Any) -> Any:
-    output["last_hidden_state"] = output.last_hidden_state * ENLARGED
-    return output
+    cache, chunks = policy.cache(1, len(ids)), [Chunk(0, 0, 4), Chunk(0, 4, 1), Chunk(0, 5, 3)]
+    parts = ids.split([chunk.length for chunk in chunks])
+    sampled = torch.cat([cache.forward(part, [chunk]) for part, chunk in zip(parts, chunks, strict=True)])
+    if not close(sampled, hidden):
+        raise ValueError(f"{name} computes something else with a cache than without one: it cannot be sampled here")
 
 
 def close(found: Tensor, expected: Tensor) -> bool:

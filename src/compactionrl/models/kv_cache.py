@@ -26,6 +26,8 @@ class KVCache:
     what its positions hold, is for the caller to know: a chunk sees all positions before its end.
     """
 
+    cuttable = True
+
     def __init__(self, decoder: Decoder, max_rows: int, max_tokens: int) -> None:
         self.decoder, config, weight = decoder, decoder.config, decoder.embed_tokens.weight
         self.max_rows, self.max_tokens = max_rows, max_tokens

@@ -32,6 +32,11 @@ class Chunk(NamedTuple):
 class Cache(Protocol):
     """What a policy remembers of the rows that it is sampled from. Who owns a row, and what it holds, is for the caller."""
 
+    @property
+    def cuttable(self) -> bool:
+        """Whether a chunk may start before the end of what its row holds; if not, only there or at 0."""
+        ...
+
     def forward(self, token_ids: Tensor, chunks: Sequence[Chunk]) -> Tensor:
         """Hidden states [N, hidden_size] of the chunks' tokens [N], laid end to end: single tokens first, by row.
 

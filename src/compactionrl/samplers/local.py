@@ -66,8 +66,8 @@ class LocalSampler:
         self.max_tokens_per_row = max_tokens_per_row
         self.policy_version = 0
         self.stats = SamplerStats()
-        self._rows = Rows(max_rows)
         self._cache = model.cache(max_rows, max_tokens_per_row)
+        self._rows = Rows(max_rows, self._cache.cuttable)
         self._engine: asyncio.Task[None] | None = None
 
     async def sample(

@@ -49,12 +49,17 @@ class Row:
         """Tokens to compute before the next one can be sampled."""
         return len(self.tokens) - self.cached
 
-    def begin(self, request: Request) -> None:
-        """Take a request on: keep the longest common prefix, but compute the last token, which gives the logits."""
+    def begin(self, request: Request, cuttable: bool) -> None:
+        """Take a request on: keep the longest common prefix, but compute the last token, which gives the logits.
+
+        A row that is not `cuttable` is kept whole or not at all.
+        """
         prompt = request.token_ids
         known = min(self.cached, len(prompt) - 1)
         if self.tokens[:known] != prompt[:known]:
             known = next(i for i in range(known) if self.tokens[i] != prompt[i])
+        if known < self.cached and not cuttable:
+            known = 0
         self.tokens, self.cached, self.request = list(prompt), known, request
 
 
@@ -66,7 +71,8 @@ class Rows:
     always run: a row is either busy or to be had.
     """
 
-    def __init__(self, max_rows: int) -> None:
+    def __init__(self, max_rows: int, cuttable: bool = True) -> None:
+        self.cuttable = cuttable
         self.waiting: list[Request] = []
         self._by_affinity: dict[str, Row] = {}
         self._free = list(range(max_rows))[::-1]
@@ -89,7 +95,7 @@ class Rows:
         for request in self.waiting:
             row = self._by_affinity.get(request.affinity)
             if row is not None and row.request is None:
-                row.begin(request)
+                row.begin(request, self.cuttable)
                 admitted.append(row)
             else:
                 others.append(request)
@@ -103,7 +109,7 @@ class Rows:
             if not self._free:
                 self.drop(idle.pop())
             row = self._by_affinity[request.affinity] = Row(self._free.pop())
-            row.begin(request)
+            row.begin(request, self.cuttable)
             admitted.append(row)
         return admitted
 

@@ -18,7 +18,6 @@ import uvicorn
 
 from compactionrl import build
 from compactionrl.config import Config, ConfigError
-from compactionrl.models import load_policy
 from compactionrl.serving.app import create_app
 from compactionrl.serving.engine import Engine
 from compactionrl.serving.model import ServedModel
@@ -106,15 +105,7 @@ def open_model(config: Config, folder: Path, *, name: str = "", max_length: int 
     folder = folder / "policy" if (folder / "policy").is_dir() else folder
     if isinstance(config.run.threads, int):
         torch.set_num_threads(config.run.threads)
-    try:
-        policy = load_policy(
-            folder,
-            dtype=getattr(torch, config.model.dtype),
-            device=build.build_device(config),
-            implementation=config.model.implementation,
-        )
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"no policy can be loaded from {folder}: {error}") from error
+    policy = build.build_policy(config, folder)
     positions = policy.config.max_position_embeddings
     if max_length is not None and max_length > positions:
         raise ConfigError(f"--max-length {max_length}: this model has {positions} positions")

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import torch
 
-from compactionrl.models import Transformer, load_policy
-from compactionrl.models.checkpoint import Implementation
+from compactionrl.models import load_policy
 from compactionrl.models.lora import ADAPTER_CONFIG
 from compactionrl.serving.errors import ApiError
 from compactionrl.serving.model import ServedModel
@@ -32,8 +31,9 @@ class Weights:
         policy = self.model.policy
         async with self._lock:
             try:
-                kind: Implementation = "packed" if isinstance(policy, Transformer) else "transformers"
-                new = await asyncio.to_thread(load_policy, path, dtype=policy.head_weight.dtype, implementation=kind)
+                new = await asyncio.to_thread(
+                    load_policy, path, dtype=policy.head_weight.dtype, implementation=policy.implementation
+                )
             except (OSError, ValueError) as error:
                 raise ApiError(400, f"no weights can be loaded: {error}") from None
             state = new.state_dict()

@@ -23,7 +23,7 @@ from compactionrl.method import (
     token_weights,
     value_loss,
 )
-from compactionrl.models import Critic, Transformer
+from compactionrl.models import Critic, Policy
 from compactionrl.training.batch import Batch, MicroBatch
 from compactionrl.training.optimiser import Optimiser
 
@@ -39,9 +39,7 @@ class Credit:
 class Learner:
     """Trains `policy` and `critic`, in place. Both must come from the same checkpoint; 'group' needs no critic."""
 
-    def __init__(
-        self, policy: Transformer, critic: Critic | None, config: TrainConfig, *, temperature: float = 1.0
-    ) -> None:
+    def __init__(self, policy: Policy, critic: Critic | None, config: TrainConfig, *, temperature: float = 1.0) -> None:
         if (critic is None) != (config.estimator == "group"):
             raise ValueError("a critic is needed by every estimator but 'group', which must not have one")
         self.policy = policy

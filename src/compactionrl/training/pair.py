@@ -17,15 +17,14 @@ import torch
 from safetensors.torch import load_file
 
 from compactionrl.config import Config, ConfigError
-from compactionrl.models import Critic, Transformer, load_critic, load_policy, save_critic, save_policy
+from compactionrl.models import Critic, Policy, load_critic, load_policy, save_critic, save_policy
+from compactionrl.models.critic import VALUE_HEAD
 from compactionrl.models.lora import ADAPTER_CONFIG, add_adapters, is_adapted, load_adapters, save_adapters, share
 from compactionrl.models.tensors import save_tensors
 
-VALUE_HEAD = "value_head.safetensors"
-
-Pair = tuple[Transformer, Critic | None]
+Pair = tuple[Policy, Critic | None]
 Options = dict[str, Any]
-"""Of `load_policy` and `load_critic`."""
+"""Of `load_policy`."""
 
 
 def new_pair(config: Config, base: Path, device: torch.device | str) -> Pair:
@@ -42,7 +41,8 @@ def new_pair(config: Config, base: Path, device: torch.device | str) -> Pair:
 
 def build_pair(config: Config, base: Path, device: torch.device | str, stored: Path | None = None) -> Pair:
     """The pair that `save_pair` wrote to `stored`; without that, a new one. `base`: where the run began."""
-    options = {"dtype": getattr(torch, config.model.dtype), "device": device}
+    c = config.model
+    options = {"dtype": getattr(torch, c.dtype), "device": device, "implementation": c.implementation}
     build = adapted_pair if config.lora.rank else whole_pair
     policy, critic = build(config, options, base, stored)
     if critic is not None and critic.trunk != "own" and stored is not None:
@@ -60,7 +60,7 @@ def whole_pair(config: Config, options: Options, base: Path, stored: Path | None
     if config.train.estimator == "group":
         return policy, None
     if trunk == "own" and stored:
-        return policy, load_critic(stored / "critic", **options)
+        return policy, load_critic(stored / "critic", dtype=options["dtype"], device=options["device"])
     return policy, Critic(policy if trunk == "shared" else load_policy(base, **options), trunk)
 
 
@@ -80,7 +80,7 @@ def adapted_pair(config: Config, options: Options, base: Path, stored: Path | No
     return policy, critic
 
 
-def save_pair(policy: Transformer, critic: Critic | None, folder: Path, base: Path) -> None:
+def save_pair(policy: Policy, critic: Critic | None, folder: Path, base: Path) -> None:
     """Write what is trained of both into `folder`. An adapter folder names `base` as what it belongs on."""
     if is_adapted(policy):
         save_adapters(policy, folder / "policy", base)

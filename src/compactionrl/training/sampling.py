@@ -10,7 +10,7 @@ from torch import nn
 from compactionrl import build
 from compactionrl.config import Config
 from compactionrl.evaluation.modes import longest_window
-from compactionrl.models import Transformer
+from compactionrl.models import Policy
 from compactionrl.samplers.protocol import Sampler, optional
 
 SERVED = ("vllm", "sglang")
@@ -25,7 +25,7 @@ class Sampling:
     the sampler: no token ever sees half of an update.
     """
 
-    def __init__(self, config: Config, policy: Transformer) -> None:
+    def __init__(self, config: Config, policy: Policy) -> None:
         self.config = config
         self.learned = policy
         doubled = config.train.staleness > 0 and config.sampling.sampler not in SERVED
@@ -56,7 +56,7 @@ class Sampling:
         return self.sampler
 
 
-def second(model: Transformer) -> Transformer:
+def second(model: Policy) -> Policy:
     """A model of its own that shares what is not trained, such as the base of adapters."""
     frozen = {id(p): p for p in model.parameters() if not p.requires_grad}
     return copy.deepcopy(model, frozen)

@@ -13,12 +13,12 @@ import torch
 
 from compactionrl.config import Config
 from compactionrl.method import token_logprobs
-from compactionrl.models import Transformer
+from compactionrl.models import Policy
 from compactionrl.samplers.local import LocalSampler
 from compactionrl.training.run_folder import RunFolder
 
 
-def settle_threads(config: Config, folder: RunFolder, policy: Transformer) -> int:
+def settle_threads(config: Config, folder: RunFolder, policy: Policy) -> int:
     """Set torch's threads as `run.threads` says. The choice is stored with the run and reused when it is resumed."""
     threads = folder.recall().get("threads") or choose_threads(config.run.threads, lambda: work(config, policy))
     torch.set_num_threads(threads)
@@ -34,7 +34,7 @@ def choose_threads(setting: int | Literal["auto"], workload: Callable[[], object
     return min(candidates(available_cores()), key=lambda threads: seconds(threads, workload))
 
 
-def work(config: Config, policy: Transformer) -> None:
+def work(config: Config, policy: Policy) -> None:
     """One micro-batch forward and backward, and sixteen steps of sampling at full concurrency. Changes nothing."""
     length = config.context.budget
     windows = max(1, config.train.micro_batch_tokens // length)
@@ -44,7 +44,7 @@ def work(config: Config, policy: Transformer) -> None:
     asyncio.run(decode(policy, config.sampling.concurrency, ids[: max(1, length // 2)].tolist()))
 
 
-async def decode(policy: Transformer, rows: int, prompt: list[int]) -> None:
+async def decode(policy: Policy, rows: int, prompt: list[int]) -> None:
     sampler = LocalSampler(policy, max_rows=rows, max_tokens_per_row=len(prompt) + 16)
     request = {"max_tokens": 16, "stop_token_ids": (), "temperature": 1.0, "top_p": 1.0, "seed": 0}
     await asyncio.gather(*(sampler.sample(prompt, **request, affinity=str(row)) for row in range(rows)))  # type: ignore[arg-type]

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from tiny_glm import make_model
 from training_fakes import small_config
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from compactionrl.config import Config, ConfigError, parse_config
-from compactionrl.models import ModelConfig, Transformer, save_policy
+from compactionrl.models import ModelConfig, Transformer, load_policy, save_policy
 from compactionrl.models.lora import LoraConfig, add_adapters
 from compactionrl.models.shape import Shape
 from compactionrl.training import memory
@@ -58,6 +60,24 @@ def config(**sections: dict[str, Any]) -> Config:
         "evaluation": {"modes": ["x4", "long"]},
     }
     return parse_config(data | sections)
+
+
+def test_architectures_with_other_names_for_their_sizes(tmp_path: Path) -> None:
+    config = GPT2Config(n_embd=8, n_layer=3, n_head=2, vocab_size=10, n_positions=32)
+    model = GPT2LMHeadModel(config)
+    model.save_pretrained(tmp_path)
+    shape = Shape.read(tmp_path)
+    assert (shape.hidden, shape.layers, shape.query, shape.key, shape.vocabulary, shape.mlp) == (8, 3, 8, 8, 10, 32)
+    assert shape.parameters == sum(p.numel() for p in model.parameters())
+
+
+def test_adapters_are_not_put_on_stacked_experts(tmp_path: Path) -> None:
+    make_model("glm4_moe", 61, tmp_path)
+    rank = 3
+    adapted = load_policy(tmp_path)
+    add_adapters(adapted, LoraConfig(rank=rank))
+    trained = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
+    assert trained <= Shape.read(tmp_path).adapters(rank, []) < 1.1 * trained  # a router looks like a linear layer
 
 
 def test_by_hand_in_float32() -> None:

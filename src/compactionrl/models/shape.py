@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
+
+from transformers import AutoConfig
 
 from compactionrl.models.tensors import tensor_shapes
 
@@ -23,11 +24,14 @@ class Shape:
 
     @classmethod
     def read(cls, folder: Path) -> Shape:
-        """Of the model in `folder`. Raises FileNotFoundError if it has no weights."""
-        config = json.loads((folder / "config.json").read_text())
+        """Of the model in `folder`. Raises FileNotFoundError if it has no weights, ValueError for an unknown architecture."""
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).get_text_config()
         if not (tensors := tensor_shapes(folder)):
             raise FileNotFoundError(f"{folder} has no safetensors: only those are loaded, never pickles")
-        return cls(config.get("text_config") or config, tensors)
+        common = {
+            name: getattr(config, their) for name, their in config.attribute_map.items() if hasattr(config, their)
+        }
+        return cls(common | config.to_dict(), tensors)
 
     @property
     def parameters(self) -> int:
@@ -51,18 +55,23 @@ class Shape:
         return self.config["num_hidden_layers"]
 
     @property
+    def heads(self) -> int:
+        """Of the queries; what has no attention counts as one as wide as the model."""
+        return self.config.get("num_attention_heads") or 1
+
+    @property
     def query(self) -> int:
         """Width of all query heads of a token together."""
-        return self.config["num_attention_heads"] * self.head_dim
+        return self.heads * self.head_dim
 
     @property
     def key(self) -> int:
         """Width of all key heads together; the values' is taken to be the same."""
-        return (self.config.get("num_key_value_heads") or self.config["num_attention_heads"]) * self.head_dim
+        return (self.config.get("num_key_value_heads") or self.heads) * self.head_dim
 
     @property
     def head_dim(self) -> int:
-        return self.config.get("head_dim") or self.hidden // self.config["num_attention_heads"]
+        return self.config.get("head_dim") or self.hidden // self.heads
 
     @property
     def mlp(self) -> int:
@@ -76,7 +85,10 @@ class Shape:
         total = 0
         for name, shape in self.tensors.items():
             *path, layer, kind = name.split(".")
-            linear = kind == "weight" and len(shape) == 2 and any(part.isdecimal() for part in path)
+            inside = (
+                any(part.isdecimal() for part in path) and "experts" not in path
+            )  # those are stacked, not linear layers
+            linear = kind == "weight" and len(shape) == 2 and inside
             if linear and (not targets or layer in targets):
                 total += rank * sum(shape)
         return total

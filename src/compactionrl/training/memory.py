@@ -59,11 +59,11 @@ class Memory:
 def describe_memory(config: Config, folder: Path, device: torch.device) -> Group:
     """A table of what a run of `config`, which begins with the model in `folder`, needs; a warning if `device` lacks it.
 
-    Raises ConfigError for a folder without weights.
+    Raises ConfigError for a folder without weights, or of an architecture that `transformers` does not have.
     """
     try:
         shape = Shape.read(folder)
-    except FileNotFoundError as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"model.path: {error}") from error
     memory, free = needed(config, shape), free_memory(device)
     table = Table(title="Memory", title_justify="left", show_header=False)

@@ -7,9 +7,9 @@ import json
 import shutil
 from collections.abc import Iterator
 from io import StringIO
-from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -17,7 +17,9 @@ from tiny_glm import ARCHITECTURES, make_model
 from training_tasks import WORDS, tiny_config
 
 from compactionrl.config import Config
-from compactionrl.models import load_policy
+from compactionrl.method import token_logprobs
+from compactionrl.models import Policy, load_critic, load_policy
+from compactionrl.rollout.ledger import Rollout
 from compactionrl.training.records import read_rollouts
 from compactionrl.training.tokenizer import build_tokenizer
 from compactionrl.training.trainer import Trainer
@@ -32,7 +34,7 @@ def one_thread() -> Iterator[None]:
 
 
 def glm_config(tmp: Path) -> Config:
-    """One batch of value pretraining, two steps."""
+    """One batch of value pretraining, two steps, an evaluation before and after."""
     return tiny_config(
         tmp,
         model__implementation="transformers",
@@ -43,14 +45,31 @@ def glm_config(tmp: Path) -> Config:
         train__policy_lr=1e-3,
         evaluation__every=2,
         evaluation__tasks=2,
+        evaluation__modes=["x4"],
         run__threads=1,
     )
 
 
+def train(config: Config, resume: bool = False) -> None:
+    assert Trainer(config, resume=resume, console=Console(file=StringIO())).run()
+
+
 def weights(folder: Path) -> dict[str, str]:
-    final = folder / "checkpoints" / "step-000002"
-    files = sorted(final.rglob("*.safetensors"))
-    return {str(file.relative_to(final)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    files = sorted(folder.rglob("*.safetensors"))
+    return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def off_policy(policy: Policy, rollouts: list[Rollout]) -> float:
+    """The largest difference between a recorded log-probability and that of the trainer's forward, windows packed."""
+    windows = [window for rollout in rollouts for window in rollout.windows]
+    ids = torch.tensor([token for window in windows for token in window.token_ids])
+    with torch.no_grad():
+        hidden = policy(ids, [len(window) for window in windows])
+        found, _ = token_logprobs(hidden[:-1], policy.head_weight, ids[1:])
+    sampled = np.concatenate([np.asarray(window.segment_ids) >= 0 for window in windows])[1:]
+    recorded = np.concatenate([np.asarray(window.logprobs, dtype=np.float64) for window in windows])[1:]
+    assert sampled.sum() > 100
+    return float(np.abs(found.numpy() - recorded)[sampled].max())
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -59,21 +78,27 @@ def test_a_run_and_its_continuation(architecture: str, tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path / "base")
     make_model(architecture, len(tokenizer), tmp_path / "base")
     config = glm_config(tmp_path)
-    assert Trainer(config, console=Console(file=StringIO())).run()
+    train(config)
 
-    run = tmp_path / "run"
+    run, final = tmp_path / "run", tmp_path / "run" / "checkpoints" / "step-000002"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     numbers = [value for line in lines for value in line.values() if isinstance(value, float)]
-    assert torch.tensor(numbers).isfinite().all()
-    rollouts = list(chain.from_iterable(read_rollouts(file) for file in sorted((run / "rollouts").glob("*"))))
-    assert any(len(rollout.windows) > 1 for rollout in rollouts)
-    before = load_policy(tmp_path / "base", implementation="transformers").state_dict()
-    after = load_policy(run / "checkpoints" / "step-000002" / "policy", implementation="transformers").state_dict()
-    assert before.keys() == after.keys()
-    assert any(not torch.equal(before[name], after[name]) for name in before)
+    assert np.isfinite(numbers).all()
+    assert sum("eval/x4/pass_at_1" in line for line in lines) == 2
+    assert not any(value for line in lines for key, value in line.items() if key.endswith("/skipped"))
 
-    whole, final = weights(run), run / "checkpoints" / "step-000002"
-    assert {"policy", "critic", "critic_adam.safetensors"} < {Path(name).parts[0] for name in whole}
+    base, trained = (load_policy(path, implementation="transformers") for path in (tmp_path / "base", final / "policy"))
+    rollouts = read_rollouts(run / "rollouts" / "step-000001.parquet")  # sampled before the first policy update
+    assert any(len(rollout.windows) > 1 for rollout in rollouts)
+    assert off_policy(base, rollouts) < 1e-4
+    assert off_policy(trained, rollouts) > 1e-3
+    before = dict(base.named_parameters())
+    changed = {name for name, p in trained.named_parameters() if not torch.equal(p, before[name])}
+    assert changed == {name for name in before if "indexer" not in name}
+    assert load_critic(final / "critic").score.weight.any()
+
+    whole = weights(final)
+    assert {"policy", "critic", "policy_adam.safetensors"} < {Path(name).parts[0] for name in whole}
     shutil.rmtree(final)
-    assert Trainer(config, resume=True, console=Console(file=StringIO())).run()
-    assert weights(run) == whole
+    train(config, resume=True)
+    assert weights(final) == whole

@@ -12,6 +12,8 @@ from fake_chat import FakeChat, completion, tool_call, usage
 from fake_servers import disconnect, half, hang, raw, running, settings, status
 from strict_endpoint import mistakes
 
+from compactionrl.environments.protocol import Response, ToolCall
+from compactionrl.rollout.spoken import said as spoken_message
 from compactionrl.rollout.text_chat import TextFormat
 from compactionrl.samplers.chat import ChatSampler
 from compactionrl.samplers.conversation import conversation
@@ -407,3 +409,12 @@ def test_calls_that_nothing_answers_are_text() -> None:
 
 def test_neighbouring_messages_of_the_user_are_one() -> None:
     assert conversation([*ASK, *ASK]) == [{"role": "user", "content": "say something please\n\nsay something please"}]
+
+
+def test_a_malformed_call_of_a_policy_of_tokens_is_shown_with_what_is_wrong() -> None:
+    """Its text is gone; an endpoint must not take it for a good call without arguments."""
+    malformed = ToolCall("call_a", "run", {}, "Malformed call: it is not closed")
+    sent = conversation([*ASK, spoken_message(Response("", "", [malformed])), tool("Nothing was done.")])
+    assert mistakes({"messages": sent}) == ""
+    assert "tool_calls" not in sent[1]
+    assert "it is not closed" in sent[1]["content"]

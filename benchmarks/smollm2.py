@@ -184,14 +184,12 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=ROOT / "docs", metavar="FOLDER")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    found = {}
+    model, runs = options.model.absolute(), options.runs.absolute()
+    # All runs before anything is loaded here: a new process counts the memory of the one that started it as its own peak.
+    found = {name: run(name, model, runs) for name in RUNS}
     for name in RUNS:
-        found[name] = run(name, options.model.absolute(), options.runs.absolute())
-        folder = options.runs.absolute() / name
-        found[name] |= evaluated(folder) if name.startswith("eval") else trained(folder / "run", options.model)
-        text = json.dumps(found, indent=1, allow_nan=False) + "\n"
-        (options.runs / "smollm2.json").write_text(text)
-    (options.output / "smollm2.json").write_text(text)
+        found[name] |= evaluated(runs / name) if name.startswith("eval") else trained(runs / name / "run", model)
+    (options.output / "smollm2.json").write_text(json.dumps(found, indent=1, allow_nan=False) + "\n")
     (options.output / "smollm2.md").write_text(page(found))
 
 

@@ -184,6 +184,9 @@ def test_what_does_not_fit_is_said_with_remedies(tmp_path: Path, monkeypatch: py
     assert "needed" in shown(10**9)
     for free in (10**9, None):
         assert "may not fit" not in shown(free)
+    total = needed(config(), Shape.read(tmp_path)).total
+    assert "tight" in shown(total)
+    assert "tight" not in shown(10**9)
     text = shown(1000)
     assert "may not fit: about" in text
     needs = needed(config(train={"critic_trunk": "shared"}), Shape.read(tmp_path)).total

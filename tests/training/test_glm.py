@@ -51,7 +51,9 @@ def glm_config(tmp: Path) -> Config:
 
 
 def train(config: Config, resume: bool = False) -> None:
-    assert Trainer(config, resume=resume, console=Console(file=StringIO())).run()
+    trainer = Trainer(config, resume=resume, console=Console(file=StringIO()))
+    assert trainer.learner.policy.implementation == trainer.sampling.policy.implementation == "transformers"
+    assert trainer.run()
 
 
 def weights(folder: Path) -> dict[str, str]:

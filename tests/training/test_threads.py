@@ -8,6 +8,8 @@ import torch
 from training_fakes import parameters, small_learner
 from training_tasks import tiny_config
 
+from compactionrl.config import LoraConfig
+from compactionrl.models.lora import add_adapters
 from compactionrl.training import threads
 from compactionrl.training.run_folder import RunFolder
 
@@ -35,6 +37,12 @@ def test_auto_takes_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "available_cores", lambda: 4)
     assert threads.choose_threads("auto", workload) == 2
     assert threads.choose_threads(3, workload) == 3
+
+
+def test_a_base_with_adapters_is_measured_too(tmp_path: Path) -> None:
+    policy = small_learner().policy
+    add_adapters(policy, LoraConfig(rank=2))
+    threads.work(tiny_config(tmp_path), policy)
 
 
 def test_the_choice_is_stored_and_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

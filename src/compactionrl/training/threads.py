@@ -40,7 +40,8 @@ def work(config: Config, policy: Policy) -> None:
     windows = max(1, config.train.micro_batch_tokens // length)
     ids = torch.arange(windows * length, device=policy.head_weight.device) % policy.config.vocab_size
     logprobs, _ = token_logprobs(policy(ids, [length] * windows), policy.head_weight, ids)
-    torch.autograd.grad(logprobs.sum(), list(policy.parameters()), allow_unused=True)
+    trained = [p for p in policy.parameters() if p.requires_grad]
+    torch.autograd.grad(logprobs.sum(), trained, allow_unused=True)
     asyncio.run(decode(policy, config.sampling.concurrency, ids[: max(1, length // 2)].tolist()))
 
 

@@ -224,7 +224,8 @@ def time_table(cells: Sequence[Mapping[str, Any]]) -> list[str]:
         f"Seconds per update, means over runs of {TIMED_UPDATES} updates, beginning and end included, each run repeated;",
         f"{os.cpu_count()} cores, one thread each for the update and for the event loop with the sampler. `waiting`: for",
         "rollouts; `overlap`: of the update, with rollouts in flight. `slow`: an environment in which a step takes 50 to",
-        "200 ms, and one in thirty 2 s; `spanning`: rollouts with tokens of more than one version.",
+        "200 ms, and one in thirty 2 s; `spanning`: rollouts with tokens of more than one version. Where an instant",
+        "environment and s = 0 take more seconds than `processor`, the machine had other work, too.",
         "",
         *head(["environment", "s"], TIME_COLUMNS),
     ]

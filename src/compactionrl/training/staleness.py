@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 
-from compactionrl.rollout.ledger import Rollout
+from compactionrl.rollout.ledger import Rollout, Segment, Window
 from compactionrl.training.optimiser import TrainingError
-from compactionrl.training.records import read_rollouts
 
 
 def trained_versions(rollout: Rollout) -> np.ndarray:
@@ -50,5 +50,16 @@ def recorded_staleness(run: Path) -> Iterator[tuple[str, dict[str, float]]]:
     """`staleness` of every batch in a run's folder, by its name, from the rollout files alone."""
     for path in sorted((run / "rollouts").glob("*.parquet")):
         phase, number = path.stem.split("-")
-        rollouts = [rollout for rollout in read_rollouts(path) if rollout.end != "error"]
-        yield path.stem, staleness(rollouts, int(number) - 1 if phase == "step" else 0)
+        yield path.stem, staleness(read_versions(path), int(number) - 1 if phase == "step" else 0)
+
+
+def read_versions(path: Path) -> list[Rollout]:
+    """The rollouts of a file that were not dropped, with no more of their windows than `trained_versions` needs."""
+    rollouts: dict[str, Rollout] = {}
+    columns = ["rollout_id", "rollout_end", "segment_ids", "versions", "segments"]
+    for row in pq.read_table(path, columns=columns).to_pylist():
+        if row["rollout_end"] != "error":
+            segments = [Segment(**segment) for segment in row["segments"]]
+            window = Window(segment_ids=row["segment_ids"], versions=row["versions"], segments=segments)
+            rollouts.setdefault(row["rollout_id"], Rollout(row["rollout_id"], "")).windows.append(window)
+    return list(rollouts.values())

@@ -18,7 +18,6 @@ from compactionrl.samplers.protocol import Sampler
 
 SERVED = ("vllm", "sglang")
 URL = re.compile(r"https?://.+")
-TEXT_ONLY = "endpoints that take and return text alone cannot be measured yet; give a vLLM or an SGLang server"
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,10 @@ async def open_agent(config: Config, modes: Sequence[str]) -> Agent:
     """The agent of `model.path` and `sampling.sampler`, resolved."""
     kind = config.sampling.sampler
     if kind == "chat":
-        raise ConfigError(f"{names(config)}: {TEXT_ONLY}")
+        from compactionrl.samplers.chat import open_chat_endpoint
+
+        chat, sampler = open_chat_endpoint(config)
+        return Agent(chat, sampler, f"{config.server.model} at {names(config)}, text in and out", exact=False)
     if kind not in SERVED:
         folder = policy_folder(build.model_folder(config))
         return Agent(*open_policy(config, folder, modes), f"{folder} in this process")
@@ -68,6 +70,10 @@ async def open_agent(config: Config, modes: Sequence[str]) -> Agent:
 
 def open_chat(config: Config) -> ChatFormat:
     """The agent's chat format alone; no server is asked and no weights are loaded."""
+    if config.sampling.sampler == "chat":
+        from compactionrl.samplers.chat import open_chat_endpoint
+
+        return open_chat_endpoint(config)[0]
     return build.build_chat(config, policy_folder(build.model_folder(config)))
 
 

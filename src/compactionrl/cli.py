@@ -217,7 +217,7 @@ def evaluate(
     ] = None,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Its name there; default: their only one.")] = None,
     api: Annotated[
-        str | None, typer.Option(metavar="auto|vllm|sglang", help="What they speak; default: they are asked.")
+        str | None, typer.Option(metavar="auto|vllm|sglang|chat", help="What they speak; default: they are asked.")
     ] = None,
     tokenizer: Annotated[
         Path | None, typer.Option(metavar="FOLDER", file_okay=False, help="The served model's tokenizer.")

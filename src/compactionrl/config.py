@@ -152,7 +152,7 @@ class SamplingConfig(Section):
     sampler: str = Field(
         "local",
         description="'local' (in process), 'vllm' or 'sglang' (servers, see [server]), or 'module:Class' of your own. Only in "
-        "`eval` and `rollout`: 'auto' (asks the servers).",
+        "`eval` and `rollout`: 'chat' (any OpenAI-style endpoint; budgets are approximate), 'auto' (asks the servers).",
     )
     sampler_options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of your own Sampler.")
     temperature: float = Field(1.0, ge=0, description="Softmax temperature; 0 is greedy (evaluation only).")
@@ -161,7 +161,7 @@ class SamplingConfig(Section):
 
 
 class ServerConfig(Section):
-    """Servers that sample (`sampling.sampler` 'vllm' or 'sglang'): all serve the same model, and stand in for each other."""
+    """Servers that sample (`sampling.sampler` 'vllm', 'sglang', 'chat'): all serve the same model and stand in for each other."""
 
     urls: list[str] = Field([], description="Base addresses, such as http://127.0.0.1:8000.")
     model: str = Field("", description="The name under which they serve it; '': their only one.")

@@ -10,6 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "compactionrl"
 HEAVY = {"torch", "transformers", "matplotlib", "pyarrow", "safetensors", "tensorboard", "tokenizers", "renderers"}
+HEAVY |= {"starlette", "uvicorn", "peft"}
 OURS = ("method", "models", "rollout", "samplers", "environments", "evaluation", "training")
 
 

@@ -13,8 +13,11 @@ from compactionrl.config import Config, ConfigError
 from compactionrl.endpoint import has_tokenizer, identify
 from compactionrl.evaluation.evaluate import OWN
 from compactionrl.rollout.chat import ChatFormat
+from compactionrl.rollout.chat_sampler import ChatSampler
+from compactionrl.rollout.text_chat import TextFormat
+from compactionrl.samplers.chat import ChatEndpoint
 from compactionrl.samplers.http import Server, hide_login
-from compactionrl.samplers.protocol import Sampler
+from compactionrl.samplers.protocol import Sampler, Summariser
 
 SERVED = ("vllm", "sglang")
 URL = re.compile(r"https?://.+")
@@ -47,10 +50,8 @@ async def open_agent(config: Config, modes: Sequence[str]) -> Agent:
     """The agent of `model.path` and `sampling.sampler`, resolved."""
     kind = config.sampling.sampler
     if kind == "chat":
-        from compactionrl.samplers.chat import open_chat_endpoint
-
-        chat, sampler = open_chat_endpoint(config)
-        return Agent(chat, sampler, f"{config.server.model} at {names(config)}, text in and out", exact=False)
+        endpoint = ChatSampler(ChatEndpoint(config.server))
+        return Agent(endpoint.chat, endpoint, f"{config.server.model} at {names(config)}, text in and out", exact=False)
     if kind not in SERVED:
         folder = policy_folder(build.model_folder(config))
         return Agent(*open_policy(config, folder, modes), f"{folder} in this process")
@@ -71,9 +72,7 @@ async def open_agent(config: Config, modes: Sequence[str]) -> Agent:
 def open_chat(config: Config) -> ChatFormat:
     """The agent's chat format alone; no server is asked and no weights are loaded."""
     if config.sampling.sampler == "chat":
-        from compactionrl.samplers.chat import open_chat_endpoint
-
-        return open_chat_endpoint(config)[0]
+        return TextFormat()
     return build.build_chat(config, policy_folder(build.model_folder(config)))
 
 
@@ -88,7 +87,7 @@ def open_policy(config: Config, folder: Path, modes: Sequence[str] | None = None
     return build.build_chat(config, folder), build.build_sampler(config, policy, modes)
 
 
-async def open_summariser(config: Config, source: str, agent: Agent) -> tuple[Sampler, str]:
+async def open_summariser(config: Config, source: str, agent: Agent) -> tuple[Summariser, str]:
     """Another writer of the summaries, and what it is: a model folder or a URL."""
     if URL.match(source):
         return await open_served_summariser(config, source, agent)
@@ -105,7 +104,7 @@ async def open_summariser(config: Config, source: str, agent: Agent) -> tuple[Sa
     return sampler, f"{source} in this process"
 
 
-async def open_served_summariser(config: Config, url: str, agent: Agent) -> tuple[Sampler, str]:
+async def open_served_summariser(config: Config, url: str, agent: Agent) -> tuple[Summariser, str]:
     """Token ids go to a server that has the agent's tokenizer, text to any other."""
     settings = config.evaluation
     server = {"urls": [url], "model": settings.summariser_model, "key_variable": settings.summariser_key_variable}
@@ -114,9 +113,7 @@ async def open_served_summariser(config: Config, url: str, agent: Agent) -> tupl
     other = replace(other, {"server": {"model": found.model}, "sampling": {"sampler": found.api}})
     if agent.exact and found.api in SERVED and await has_tokenizer(other.server, agent.chat):
         return build.build_sampler(other, None), f"{found.model}, {found.api}, token ids"
-    from compactionrl.samplers.chat import ChatSampler
-
-    return ChatSampler(other.server), f"{found.model}, from text"
+    return ChatEndpoint(other.server), f"{found.model}, from text"
 
 
 def summariser_names(sources: Sequence[str], model: str = "") -> dict[str, str]:

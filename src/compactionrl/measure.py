@@ -19,7 +19,7 @@ from compactionrl.results_folder import ResultsFolder
 from compactionrl.rollout.chat import ChatFormat
 from compactionrl.rollout.ledger import Rollout
 from compactionrl.rollout.loop import RolloutSettings, run_rollout
-from compactionrl.samplers.protocol import Sampler, optional
+from compactionrl.samplers.protocol import Summariser, optional
 from compactionrl.training.interrupt import Interrupt
 
 __all__ = ["evaluate_into", "measure", "open_policy", "play"]
@@ -92,7 +92,7 @@ async def run(evaluation: Evaluation, folder: ResultsFolder, sources: dict[str, 
 
 
 @asynccontextmanager
-async def started(samplers: Iterable[Sampler], budget: int) -> AsyncIterator[None]:
+async def started(samplers: Iterable[Summariser], budget: int) -> AsyncIterator[None]:
     """Within, the samplers take requests of `budget` tokens. Raises SamplerError if one cannot."""
     samplers = list(samplers)
     try:

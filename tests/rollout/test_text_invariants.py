@@ -29,10 +29,8 @@ from test_invariants import (
     windows_only_grow,
 )
 
-from compactionrl.config import ServerConfig
+from compactionrl.rollout.chat_sampler import ChatSampler
 from compactionrl.rollout.text_chat import MARKS, Mark, TextFormat
-from compactionrl.samplers.chat import ChatSampler
-from compactionrl.samplers.conversation import conversation
 from compactionrl.samplers.protocol import Reply, Reported, Sampled, SpokenCall
 
 HOSTILE = [
@@ -62,13 +60,11 @@ class ReadableFormat(TextFormat):
         return f"<tool_response>{text}</tool_response>" if Mark.ANSWERS in ids else text
 
 
-class RandomEndpoint(ChatSampler):
+class RandomEndpoint:
     """Replies with anything: thinking, calls of all kinds, texts longer than their limit; and may count, rightly or not."""
 
     def __init__(self, rng: random.Random, counts: Counts) -> None:
-        super().__init__(ServerConfig(urls=["http://127.0.0.1:9"]))
         self.rng, self.counts = rng, counts
-        self.requests: list[Request] = []
 
     def text(self) -> str:
         rng = self.rng
@@ -82,18 +78,25 @@ class RandomEndpoint(ChatSampler):
         return SpokenCall(self.rng.choice(["call_1", "call_0", "", "y" * 70, "é"]), name, arguments)
 
     async def complete(self, messages: Sequence[Any], *, max_tokens: int, **_: Any) -> Reply:
-        sent = conversation(messages)
-        assert mistakes({"messages": sent}) == ""
+        assert mistakes({"messages": [*messages]}) == ""
         rng = self.rng
         calls = [self.call() for _ in range(rng.choice([0, 0, 0, 0, 1, 2, MAX_CALLS, MAX_CALLS + 2]))]
         thinking = self.text() if rng.random() < 0.3 else ""
         reply = Reply(self.text(), thinking, calls, rng.choice(["stop", "stop", "stop", "length"]))
         if self.counts == "all" or (self.counts == "some" and rng.random() < 0.5):
             factor = rng.choice([0.3, 0.7, 1.0, 2.0])
-            prompt = max(1, int(sum(len(str(message)) for message in sent) / 3 * factor))
+            prompt = max(1, int(sum(len(str(message)) for message in messages) / 3 * factor))
             written = rng.randrange(1, max_tokens + 1) if rng.random() < 0.9 else 3 * max_tokens
             reply.reported = Reported(prompt, written, rng.choice([0, 0, written // 2]))
         return reply
+
+
+class Recorder(ChatSampler):
+    """Remembers what was asked of an endpoint."""
+
+    def __init__(self, endpoint: RandomEndpoint) -> None:
+        super().__init__(endpoint)
+        self.requests: list[Request] = []
 
     async def sample(
         self, token_ids: Sequence[int], *, max_tokens: int, seed: int, affinity: str, **options: Any
@@ -108,7 +111,7 @@ def random_text_rollout(seed: int, counts: Counts) -> Played | None:
     rng, chat = random.Random(seed), ReadableFormat()
     tools = TOOLS if rng.random() < 0.5 else None
     config, reserve = random_config(rng, chat, tools)
-    sampler, environment = RandomEndpoint(rng, counts), RandomEnvironment(rng, config.budget, tools, chat)
+    sampler, environment = Recorder(RandomEndpoint(rng, counts)), RandomEnvironment(rng, config.budget, tools, chat)
     rollout = play(environment, sampler, config, chat=chat, turns=rng.choice([5, 30]))
     if rollout.end == "error":
         assert (rollout.error or "").startswith("task does not fit")

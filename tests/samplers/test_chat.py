@@ -1,4 +1,4 @@
-"""ChatSampler over real HTTP: what endpoints answer, what they do not take, what is refused, and faults."""
+"""ChatEndpoint over real HTTP: what endpoints answer, what they do not take, what is refused, and faults."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from fake_servers import disconnect, half, hang, raw, running, settings, status
 from strict_endpoint import mistakes
 
 from compactionrl.environments.protocol import Response, ToolCall
+from compactionrl.rollout.chat_sampler import ChatSampler
+from compactionrl.rollout.conversation import conversation
 from compactionrl.rollout.spoken import said as spoken_message
 from compactionrl.rollout.text_chat import TextFormat
-from compactionrl.samplers.chat import ChatSampler
-from compactionrl.samplers.conversation import conversation
+from compactionrl.samplers.chat import ChatEndpoint
 from compactionrl.samplers.http import MalformedReply
 from compactionrl.samplers.protocol import Completer, Reply, Reported, Sampled, SamplerError, SamplerRefused, SpokenCall
 
@@ -29,7 +30,7 @@ def complete(*servers: FakeChat, messages: Any = ASK, **options: Any) -> Reply:
     mine = {key: options.pop(key) for key in [*options] if key in (*asked, "tools")}
 
     async def main() -> Reply:
-        sampler = ChatSampler(settings(*servers, **options), first_pause=0.01)
+        sampler = ChatEndpoint(settings(*servers, **options), first_pause=0.01)
         try:
             return await sampler.complete(messages, **(asked | mine))
         finally:
@@ -46,7 +47,7 @@ def answered(message: Any, finish: str | None = "stop", used: Any = None, **opti
 
 def start(server: FakeChat, budget: int = 100, **options: Any) -> None:
     async def main() -> None:
-        sampler = ChatSampler(settings(server, **options), first_pause=0.01)
+        sampler = ChatEndpoint(settings(server, **options), first_pause=0.01)
         try:
             await sampler.start(budget)
         finally:
@@ -209,7 +210,7 @@ def test_many_at_once_learn_it_together_and_once() -> None:
     server = FakeChat(rejects=OPENAI)
 
     async def main() -> list[Reply]:
-        sampler = ChatSampler(settings(server))
+        sampler = ChatEndpoint(settings(server))
         asked = {"max_tokens": 5, "temperature": 1.0, "top_p": 1.0, "seed": 1}
         replies = await asyncio.gather(*(sampler.complete(ASK, affinity=str(i), **asked) for i in range(20)))
         await sampler.close()
@@ -325,8 +326,9 @@ def sample(server: FakeChat, max_tokens: int = 50, prompt: list[int] | None = No
     ids = prompt or [i for span in chat.prompt(ASK) for i in span.ids]  # type: ignore[arg-type]
 
     async def main() -> Sampled:
-        sampler = ChatSampler(settings(server), first_pause=0.01)
-        assert isinstance(sampler, Completer)
+        endpoint = ChatEndpoint(settings(server), first_pause=0.01)
+        assert isinstance(endpoint, Completer)
+        sampler = ChatSampler(endpoint)
         options: Any = {"stop_token_ids": chat.stop_token_ids, "temperature": 1.0, "top_p": 1.0, "seed": 2**63 - 1}
         try:
             return await sampler.sample(ids, max_tokens=max_tokens, affinity="r", **options)

@@ -22,7 +22,7 @@ from compactionrl.rollout.job import Job, run_job
 from compactionrl.rollout.ledger import Rollout
 from compactionrl.rollout.loop import RolloutSettings
 from compactionrl.rollout.stream import MAX_BROKEN_UNITS, CollectionError, run_length
-from compactionrl.samplers.protocol import Sampler
+from compactionrl.samplers.protocol import Sampler, Summariser
 
 RETRY = re.compile(r"-retry\d+$")
 OWN = "own"
@@ -143,7 +143,7 @@ class Evaluation:
         sampler: Sampler,
         chat: ChatFormat,
         *,
-        summarisers: Mapping[str, Sampler] | None = None,
+        summarisers: Mapping[str, Summariser] | None = None,
         on_rollout: Callable[[Rollout], None] | None = None,
         on_broken: Callable[[Rollout], None] | None = None,
     ) -> None:
@@ -272,7 +272,7 @@ async def evaluate(
     n_tasks: int,
     split: str = "heldout",
     seed: int,
-    summariser: Sampler | None = None,
+    summariser: Summariser | None = None,
     on_rollout: Callable[[Rollout], None] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """One rollout of each task in every mode, all summaries by `summariser` if there is one: mode -> result.

@@ -11,7 +11,7 @@ from compactionrl.rollout.job import Job
 from compactionrl.rollout.ledger import Rollout
 from compactionrl.rollout.loop import RolloutSettings
 from compactionrl.rollout.stream import Collected, CollectionError, Stream
-from compactionrl.samplers.protocol import Sampler
+from compactionrl.samplers.protocol import Sampler, Summariser
 
 __all__ = ["Collected", "CollectionError", "Job", "collect"]
 
@@ -26,7 +26,7 @@ async def collect(
     *,
     concurrency: int,
     retries: int,
-    summariser: Sampler | None = None,
+    summariser: Summariser | None = None,
     on_rollout: Callable[[Rollout], None] | None = None,
 ) -> Collected:
     """Run units of jobs (a unit: the rollouts of one group) until `count` rollouts have finished or `units` ends.

@@ -8,7 +8,7 @@ from compactionrl.environments.protocol import TaskSet
 from compactionrl.rollout.chat import ChatFormat
 from compactionrl.rollout.ledger import Rollout
 from compactionrl.rollout.loop import RolloutSettings, describe, random_stream, run_rollout
-from compactionrl.samplers.protocol import Sampler
+from compactionrl.samplers.protocol import Sampler, Summariser
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ async def run_job(
     settings: RolloutSettings,
     *,
     retries: int,
-    summariser: Sampler | None = None,
+    summariser: Summariser | None = None,
 ) -> tuple[Rollout, int]:
     """The rollout, and how many tries broke down before it. The last try is returned even if it broke down, too."""
     for attempt in range(retries + 1):

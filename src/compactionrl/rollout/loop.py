@@ -19,7 +19,7 @@ from compactionrl.rollout.environment_time import OutOfTime, stopwatch, within
 from compactionrl.rollout.ledger import Attempt, End, Kind, Rollout, Segment, Window
 from compactionrl.rollout.spoken import said
 from compactionrl.rollout.writer import Writer, random_stream
-from compactionrl.samplers.protocol import Sampled, Sampler
+from compactionrl.samplers.protocol import Sampled, Sampler, Summariser, optional
 
 __all__ = ["RolloutSettings", "describe", "random_stream", "run_rollout"]
 
@@ -45,7 +45,7 @@ async def run_rollout(
     rollout_id: str,
     task_id: str,
     seed: int,
-    summariser: Sampler | None = None,
+    summariser: Summariser | None = None,
 ) -> Rollout:
     """Act until the rollout ends in one of the five ways (`End`), verify, and return the ledger.
 
@@ -91,7 +91,7 @@ class _Agent:
         chat: ChatFormat,
         settings: RolloutSettings,
         seed: int,
-        summariser: Sampler | None,
+        summariser: Summariser | None,
     ) -> None:
         self.rollout, self.environment, self.chat, self.settings = rollout, environment, chat, settings
         self.tools: list[Any] | None = getattr(environment, "tools", None)
@@ -285,7 +285,7 @@ class _Agent:
     async def close(self) -> None:
         """Release what the rollout holds; trouble here does not undo what it achieved, but is recorded."""
         closing: dict[str, Callable[[], Awaitable[None]]] = {
-            f"{name}.release": partial(sampler.release, self.rollout.id)
+            f"{name}.release": partial(optional, sampler, "release", self.rollout.id)
             for name, sampler in self.writer.samplers.items()
         }
         closing["close"] = lambda: self.timed(self.environment.close(), self.limit)

@@ -15,7 +15,7 @@ from compactionrl.rollout.chat import ChatFormat
 from compactionrl.rollout.job import Job, run_job
 from compactionrl.rollout.ledger import Rollout
 from compactionrl.rollout.loop import RolloutSettings
-from compactionrl.samplers.protocol import Sampler
+from compactionrl.samplers.protocol import Sampler, Summariser
 
 MAX_BROKEN_UNITS = 16
 """Neighbouring units that all had to be dropped stop a collection: something is broken for good."""
@@ -102,7 +102,7 @@ class Stream:
         retries: int,
         batches: int = 1,
         ahead: int = 0,
-        summariser: Sampler | None = None,
+        summariser: Summariser | None = None,
         on_rollout: Callable[[Rollout], None] | None = None,
     ) -> None:
         self.tasks, self.sampler, self.chat, self.settings = tasks, sampler, chat, settings

@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 from compactionrl.config import ConfigError
 from compactionrl.environments.protocol import Message, Response
 from compactionrl.rollout.chat import ChatFormat, Span
+from compactionrl.rollout.conversation import conversation
 from compactionrl.rollout.ledger import Rollout
 from compactionrl.rollout.spoken import parse_reply
-from compactionrl.samplers.protocol import Completer, Reply, Sampled, Sampler
+from compactionrl.samplers.protocol import Completer, Reply, Sampled, Sampler, Summariser
 
 T = TypeVar("T")
 
@@ -29,7 +30,7 @@ class Writer:
         self,
         rollout: Rollout,
         sampler: Sampler,
-        summariser: Sampler | None,
+        summariser: Summariser | None,
         chat: ChatFormat,
         *,
         temperature: float,
@@ -44,7 +45,7 @@ class Writer:
         self.stops = frozenset(chat.stop_token_ids)
 
     @property
-    def samplers(self) -> dict[str, Sampler]:
+    def samplers(self) -> dict[str, Summariser]:
         """Those that write, by their part."""
         both = {"sampler": self.sampler, "summariser": self.summariser}
         return {name: sampler for name, sampler in both.items() if sampler is not None}
@@ -62,7 +63,7 @@ class Writer:
     ) -> tuple[Sampled, Response]:
         """A summary of `window` and the `spans` behind it, of at most `max_tokens` tokens. `messages`: what both say."""
         if isinstance(self.summariser, Completer):
-            reply = await self._timed(self.summariser.complete(messages, **self._request(max_tokens)))
+            reply = await self._timed(self.summariser.complete(conversation(messages), **self._request(max_tokens)))
             return encoded(reply, self.chat, max_tokens)
         prompt = [*window, *(token for span in spans for token in span.ids)]
         sampled = await self._sample(self.summariser or self.sampler, prompt, max_tokens)

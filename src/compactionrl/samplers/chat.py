@@ -12,12 +12,9 @@ from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from compactionrl.config import Config, ServerConfig
-from compactionrl.rollout.chat import ChatFormat
-from compactionrl.rollout.text_chat import TextFormat
-from compactionrl.samplers.conversation import conversation
+from compactionrl.config import ServerConfig
 from compactionrl.samplers.http import Server, ServerPool
-from compactionrl.samplers.protocol import Reply, Reported, Sampled, Sampler, SamplerRefused
+from compactionrl.samplers.protocol import Reply, SamplerRefused
 from compactionrl.samplers.reply import read_reply
 from compactionrl.samplers.served import PROBE_SECONDS, choose_model
 
@@ -46,8 +43,8 @@ class ChatServer(Server):
         self.omitted: set[str] = set()
 
 
-class ChatSampler:
-    """Completes chats and so samples windows of `TextFormat`: both a `Completer` and a `Sampler` (`samplers.protocol`).
+class ChatEndpoint:
+    """The endpoint at some servers: a `Completer` (`samplers.protocol`).
 
     A server is checked before its first request: that it serves the model, that the key is good, that its context is no shorter
     than `start`'s budget, if it says.
@@ -56,7 +53,6 @@ class ChatSampler:
     def __init__(self, config: ServerConfig, *, first_pause: float = 1.0) -> None:
         self.config = config
         self.pool = ServerPool(config, ChatServer, first_pause=first_pause)
-        self.chat = TextFormat()
         self.budget = 0
 
     async def start(self, budget: int) -> None:
@@ -68,10 +64,6 @@ class ChatSampler:
 
     async def close(self) -> None:
         await self.pool.close()
-
-    async def release(self, affinity: str) -> None:
-        """Servers forget by themselves what they cached for it."""
-        return
 
     async def complete(
         self,
@@ -86,7 +78,7 @@ class ChatSampler:
     ) -> Reply:
         """See `Completer.complete`. Raises SamplerError by name; SamplerRefused for what no retry can mend."""
         body = {
-            "messages": conversation(messages),
+            "messages": list(messages),
             "max_tokens": max_tokens,
             "temperature": temperature,
             "top_p": top_p,
@@ -94,36 +86,6 @@ class ChatSampler:
             **({"tools": list(tools)} if tools else {}),
         }
         return await self.pool.ask(affinity, partial(self._complete, body=body, affinity=affinity))
-
-    async def sample(
-        self,
-        token_ids: Sequence[int],
-        *,
-        max_tokens: int,
-        stop_token_ids: Sequence[int],
-        temperature: float,
-        top_p: float,
-        seed: int,
-        affinity: str,
-    ) -> Sampled:
-        """See `Sampler.sample`; there are no log-probabilities. What a server does not count is counted here, and cut."""
-        messages, tools = self.chat.messages(token_ids)
-        reply = await self.complete(
-            messages,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            seed=seed,
-            affinity=affinity,
-            tools=tools,
-        )
-        ids, finish, counted = self.chat.sampled(reply), reply.finish, reply.reported
-        if (counted.shown if counted else len(ids)) > max_tokens:
-            if len(ids) > max_tokens:
-                ids, finish = ids[:max_tokens], "length"
-            counted = counted and Reported(counted.prompt, len(ids))
-        nothing = [0] * len(ids)
-        return Sampled(ids, [0.0] * len(ids), finish, nothing, counted)
 
     async def _complete(self, server: ChatServer, body: dict[str, Any], affinity: str) -> Reply:
         await self._prepare(server)
@@ -200,9 +162,3 @@ def adapted(body: dict[str, Any], omitted: Collection[str]) -> dict[str, Any]:
         {key: value for key, value in message.items() if key not in omitted} for message in body["messages"]
     ]
     return sent
-
-
-def open_chat_endpoint(config: Config) -> tuple[ChatFormat, Sampler]:
-    """The chat format and the sampler of the endpoint in `[server]`."""
-    sampler = ChatSampler(config.server)
-    return sampler.chat, sampler

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 
 class SamplerError(RuntimeError):
@@ -127,6 +127,10 @@ class Completer(Protocol):
     ) -> Reply:
         """The assistant's next turn behind OpenAI-style chat messages, of at most `max_tokens` tokens; see `Sampler.sample`."""
         ...
+
+
+Summariser: TypeAlias = Sampler | Completer
+"""Who writes summaries: it continues the policy's windows, or reads them as text."""
 
 
 async def optional(sampler: object, method: str, *arguments: Any) -> None:

@@ -38,8 +38,13 @@ LOGBOOK = [
     "--environment.tasks", "compactionrl.environments:LogbookTasks", "--environment.options",
     '{ pages = [2, 3], goods = 1, chatter = 1, calls = "text" }', "--context.budget", "448", "--limits.turns", "6",
 ]  # fmt: skip
+NOTES = [
+    "--environment.tasks", "compactionrl.environments:NotesTasks", "--environment.options", "{}",
+    "--context.budget", "256", "--context.summary_request", "Which facts have you found? Name them all.",
+]  # fmt: skip
 RUNS = {
     "eval": ["eval", RECIPE],
+    "eval-notes": ["eval", RECIPE, "--limit", "4", *NOTES],
     "eval-logbook": ["eval", RECIPE, "--limit", "4", *LOGBOOK],
     "train": ["train", RECIPE],
     "train-lora": ["train", RECIPE, *LORA],
@@ -56,6 +61,7 @@ LOGGED = {
 }
 TITLES = {
     "eval": "evaluate: deliveries, 8 tasks, x1 and x4",
+    "eval-notes": "evaluate: notes (the demo's), 4 tasks, x1 and x4",
     "eval-logbook": "evaluate: logbook, 4 tasks, x1 and x4",
     "train": "train: all weights, 3 steps",
     "train-lora": "train: adapters of rank 16, 3 steps",

@@ -17,6 +17,7 @@ from transformers import AutoTokenizer
 from compactionrl.config import Config, ConfigError, TrainConfig, parse_config
 from compactionrl.environments.protocol import ToolCall
 from compactionrl.rollout.chat import ChatFormat, length
+from compactionrl.rollout.conversation import conversation
 from compactionrl.rollout.ledger import Rollout
 from compactionrl.rollout.text_chat import MARKS, TOOLS_TOKENS, Mark, TextFormat, parts
 from compactionrl.samplers.protocol import Reply, Reported, Sampled, SpokenCall
@@ -297,10 +298,12 @@ def swapped(
 def test_a_summariser_of_text_is_given_what_the_policy_saw_and_its_words_enter_the_window() -> None:
     rollout, summariser, sampler = swapped(Reply("w9 w7", "w6 thinking"))
     messages, options = summariser.asked[0]
-    assert [message["role"] for message in messages] == ["system", "user", *["assistant", "user"] * 3, "user"]
+    assert [message["role"] for message in messages] == ["system", "user", *["assistant", "user"] * 3]
     assert messages[:2] == [{"role": "system", "content": "system"}, {"role": "user", "content": "task"}]
     assert messages[2] == {"role": "assistant", "content": "w1", "reasoning_content": "w5"}
-    assert messages[-1] == {"role": "user", "content": PROMPTS["summary_request"]}
+    observation, request = messages[-1]["content"].split("\n\n")  # one message: templates want turns to alternate
+    assert observation.startswith("w8 ")
+    assert request == PROMPTS["summary_request"]
     assert (options["max_tokens"], options["affinity"]) == (20, "r")
     assert "summarise<|im_end|>\n<|im_start|>assistant\nw9 w7<|im_end|>" in text_of(rollout, 0)
     assert "resume w9 w7" in text_of(rollout, 1)
@@ -325,7 +328,7 @@ def test_the_next_summary_is_asked_for_with_what_the_next_window_says() -> None:
 def test_a_clipped_observation_is_shown_clipped() -> None:
     rollout, summariser, _ = swapped(Reply("w9"), observations=[" ".join(["w8"] * 300), *[" ".join(["w8"] * 40)] * 9])
     assert any(turn.note == "clipped" for turn in rollout.windows[1].turns)
-    assert PROMPTS["placeholder"] in [message["content"] for message in summariser.asked[0][0]]
+    assert any(PROMPTS["placeholder"] in message["content"] for message in summariser.asked[0][0])
     assert any("tokens cut" in message["content"] for message in summariser.asked[1][0])
 
 
@@ -342,7 +345,7 @@ def test_a_clipped_observation_is_shown_clipped() -> None:
 def test_a_bad_summary_is_tried_again_and_the_last_is_used(bad: Reply, reason: str) -> None:
     rollout, summariser, _ = swapped(bad, Reply("w7"))
     assert [attempt.reason for attempt in rollout.windows[0].rejected] == [reason]
-    assert summariser.asked[1][0][-1]["content"] == PROMPTS["retry_request"]
+    assert summariser.asked[1][0][-1]["content"].split("\n\n")[-1] == PROMPTS["retry_request"]
     assert "resume w7" in text_of(rollout, 1)
     rollout, _, _ = swapped(bad)
     assert rollout.windows[0].turns[-1].note == f"summary ({reason})"
@@ -374,13 +377,9 @@ def test_a_text_policys_summaries_by_another_endpoint() -> None:
     assert rollout.compactions
     assert CHAT.messages(rollout.windows[1].token_ids)[0][1]["content"] == "resume the summary"
     assert {s.excluded for s in rollout.segments} == {"sampled as text", "written by another summariser"}
-    messages, _ = summariser.asked[0]
-    assert (
-        messages[: len(messages)]
-        == CHAT.messages(
-            [i for turn in rollout.windows[0].turns[:-1] for i in rollout.windows[0].token_ids[turn.start : turn.end]]
-        )[0]
-    )
+    window = rollout.windows[0]
+    seen = [i for turn in window.turns[:-1] for i in window.token_ids[turn.start : turn.end]]
+    assert summariser.asked[0][0] == conversation(CHAT.messages(seen)[0])
 
 
 def test_a_text_policy_has_no_use_for_a_summariser_of_tokens() -> None:

@@ -245,6 +245,48 @@ def test_loading_that_fails_is_named_and_the_server_is_not_left_paused(fake: Any
     train([server], tmp_path, work, retries=1)
 
 
+@pytest.mark.parametrize("where", ["clear", "resume"])
+@pytest.mark.parametrize("done", [False, True], ids=["refused", "done, but not said"])
+def test_a_push_that_stops_half_way_is_done_again(fake: Any, where: str, done: bool, tmp_path: Path) -> None:
+    """The weights are there, and the server says so; but what it cached with others may be, too, or it may be paused."""
+    vllm = fake is FakeVLLM
+    clear = "/reset_prefix_cache" if vllm else "/flush_cache"
+    fails = {"clear": clear, "resume": "/resume" if vllm else "/continue_generation"}[where]
+
+    class Failing(fake):  # type: ignore[misc, valid-type]
+        broken = False
+        stale_cache = False
+
+        def load(self, folder: str, stamp: str) -> None:
+            super().load(folder, stamp)
+            self.stale_cache = True
+
+        def answer(self, method: str, path: str, *rest: Any) -> tuple[int, Any]:
+            fail = self.broken and path == fails and self.stamp.endswith("-1")
+            if fail:
+                self.broken = False
+            if not fail or done:
+                if path == clear:
+                    self.stale_cache = False
+                answer = super().answer(method, path, *rest)
+            return (500, {"error": {"message": "not now"}}) if fail else answer
+
+    server = Failing()
+
+    async def work(sampler: ServedSampler, policy: Transformer) -> None:
+        await sampler.weights_changed(0)
+        change(policy)
+        server.broken = True
+        await asyncio.wait_for(sampler.weights_changed(1), 10)
+        assert not server.broken, "it did fail"
+        assert not server.paused
+        assert not server.stale_cache
+        sampled = await asyncio.wait_for(sample(sampler), 10)
+        assert sampled.versions == [1] * 8
+
+    train([server], tmp_path, work)
+
+
 def test_a_vllm_server_that_cannot_take_weights_says_what_to_start_it_with(tmp_path: Path) -> None:
     async def work(sampler: ServedSampler, policy: Transformer) -> None:
         with pytest.raises(SamplerRefused, match="--worker-extension-cls"):
@@ -297,7 +339,8 @@ def test_requests_that_a_paused_server_holds_back_are_asked_again(fake: Any, tmp
         assert sampled.versions == [1] * 40
         assert sampled.logprobs == pytest.approx(policy_logprobs(policy, PROMPT, sampled.token_ids), abs=1e-4)
 
-    train([server], tmp_path, work)
+    # While it still samples, it does not clear its cache; the push waits for that.
+    train([server], tmp_path, work, retries=8)
 
 
 def test_nothing_is_sampled_before_the_first_push(fake: Any, tmp_path: Path) -> None:

@@ -64,6 +64,8 @@ class Served(Server):
     """Pushed to it, and proved to be there; None if nothing was, or if a new process may have taken its place."""
     reading: tuple[Weights, Reading] | None = None
     """What it answered to the latest probe."""
+    half_pushed = False
+    """Whether a push began and did not end: it may be paused, or have cached what other weights computed, whatever its stamp."""
     known_at = -math.inf
     """When `weights` were last known to be there, by the clock of the event loop."""
 
@@ -240,14 +242,15 @@ class ServedSampler(ABC):
     async def _deliver(self, server: Served, push: WeightPush, weights: Weights) -> None:
         """Push `weights` to a server, unless it says that it has them, and have it prove that it samples from them."""
         began = asyncio.get_running_loop().time()
-        if await self.stamp(server) != weights.stamp:
-            server.weights = None
+        if server.half_pushed or await self.stamp(server) != weights.stamp:
+            server.weights, server.half_pushed = None, True
             await self.pause(server)
             try:
                 await server.drain(DRAIN_SECONDS)
                 await self.load(server, weights)
             finally:
                 await self.resume(server)
+            server.half_pushed = False
         reading = await self.probe(server, weights)
         try:
             push.judge(server.name, weights, reading, server.reading)

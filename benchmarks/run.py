@@ -1,4 +1,4 @@
-"""Every benchmark, one after the other, and the page that shows them: docs/benchmarks.md and .json. Takes some ten minutes.
+"""Every benchmark, one after the other, and the page that shows them: docs/benchmarks.md and .json. Takes some fifteen minutes.
 
 python benchmarks/run.py [--output docs]
 
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 HERE = Path(__file__).parent
-SCRIPTS = ("update", "sampler", "turn_overhead", "estimator", "logprob_memory")
+SCRIPTS = ("update", "sampler", "generic", "turn_overhead", "estimator", "logprob_memory")
 FIGURES = {
     "update_vs_row_per_segment": "Update, a row per segment / ours: seconds",
     "update_vs_padded": "Update, padded rows / ours: seconds, lengths uniform in 64..512",
@@ -30,6 +30,10 @@ FIGURES = {
     "sampler_vs_bare_loop_1": "Sampling, ours / bare decode loop: seconds, 1 row",
     "sampler_vs_bare_loop_16": "Sampling, ours / bare decode loop: seconds, 16 rows",
     "sampler_vs_bare_loop_64": "Sampling, ours / bare decode loop: seconds, 64 rows",
+    "generic_sample_1": "Sampling, ours / transformers: tokens a second, 1 row",
+    "generic_sample_16": "Sampling, ours / transformers: tokens a second, 16 rows",
+    "generic_sample_64": "Sampling, ours / transformers: tokens a second, 64 rows",
+    "generic_update": "Forward and backward, ours / transformers: tokens a second",
     "turn_overhead_turn_1": "Our Python per turn, 1 rollout at a time: milliseconds",
     "turn_overhead_turn_16": "Our Python per turn, 16 rollouts at a time: milliseconds",
     "turn_overhead_turn_64": "Our Python per turn, 64 rollouts at a time: milliseconds",

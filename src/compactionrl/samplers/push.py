@@ -158,10 +158,11 @@ def lags(before: Any, before_expected: Any, found: np.ndarray, expected: np.ndar
     """Whether a server's log-probabilities followed the policy's change not at all, or in part only. All [n].
 
     What the kernels' rounding puts between server and policy is nearly the same before and after, and so drops out. A part
-    that is missing is only seen in a change that is well above that rounding.
+    that is missing, a tenth of the change or more, is only seen where it is well above that rounding.
     """
     if stale(before, before_expected, found, expected, noise):
         return True
     change, moved = expected - np.asarray(before_expected), found - np.asarray(before)
     rounding = np.linalg.norm(np.maximum(noise, np.abs(np.asarray(before) - before_expected)))
-    return bool(np.linalg.norm(moved - change) > 0.5 * np.linalg.norm(change) > 2 * rounding)
+    missing, whole = np.linalg.norm(moved - change), np.linalg.norm(change)
+    return bool(missing > 0.5 * whole > 2 * rounding or missing > max(0.1 * whole, 4 * rounding))

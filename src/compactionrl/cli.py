@@ -18,8 +18,9 @@ from compactionrl.config import Config, ConfigError, load_config
 T = TypeVar("T")
 OVERRIDE = re.compile(r"--([A-Za-z_]\w*(?:\.[\w-]+)+)(?:=(.*))?", re.DOTALL)
 SETTINGS = ["plain", "hard"]
-EXTRAS = {"PIL", "gguf", "markdown_it", "torch", "transformers", "safetensors", "pyarrow", "matplotlib", "tensorboard"}
-SERVING = {"starlette", "uvicorn"}
+TRAINING = ("PIL", "gguf", "torch", "safetensors", "pyarrow", "matplotlib", "tensorboard")
+EXTRAS = {"transformers": "eval", **dict.fromkeys(TRAINING, "train"), "starlette": "serve", "uvicorn": "serve"}
+"""The smallest extra that has each module."""
 
 app = typer.Typer(
     add_completion=False,
@@ -53,14 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ConfigError as error:
         fail(str(error))
     except ModuleNotFoundError as error:
-        if error.name not in EXTRAS | SERVING:
+        if error.name not in EXTRAS:
             raise
         fail_without(error.name)
 
 
 def fail_without(module: str) -> NoReturn:
-    extra = "serve" if module in SERVING else "train"
-    fail(f"{module} is not installed; this command needs: pip install 'compactionrl[{extra}]'")
+    fail(f"{module} is not installed; this command needs: pip install 'compactionrl[{EXTRAS[module]}]'")
 
 
 def fail(message: str) -> NoReturn:
@@ -321,7 +321,7 @@ def study(
     ] = None,
 ) -> None:
     """Train every arm of the paper's tables on several seeds and report them. Goes on where it was stopped."""
-    for module in sorted(EXTRAS):
+    for module in TRAINING:
         if find_spec(module) is None:  # now, not in the log of every cell
             fail_without(module)
     from rich.console import Console

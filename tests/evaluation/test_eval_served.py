@@ -15,7 +15,7 @@ from conftest import DEMO
 from eval_server import SRC, ledgers, results, serving, start
 
 from compactionrl.build import DEMO as BASE
-from compactionrl.cli import main
+from compactionrl.cli import EXTRAS, main
 from compactionrl.evaluation.rollout_file import read_rollouts
 from compactionrl.models import load_policy
 
@@ -331,19 +331,42 @@ def test_a_server_that_dies_leaves_what_was_measured(
     same(folder, in_process)
 
 
-@pytest.mark.parametrize("fake", ["FakeVLLM"], indirect=True)
-def test_without_torch(tmp_path: Path, fake: Any) -> None:
-    """Who measures served models need not have it."""
-    script = "import sys; sys.modules['torch'] = None; from compactionrl.cli import main; main(sys.argv[1:])"
-    short = ["--limit", "1", "--modes", "x1", "--limits.turns", "2", "--output", str(tmp_path / "r")]
-    ran = subprocess.run(
-        [sys.executable, "-c", script, "eval", str(DEMO), "--url", fake.url, *short],
+TOKENS = ["--tokenizer", str(BASE)]
+TEXT = ["--api", "chat", "--context.budget", "220", "--context.threshold", "60"]
+
+
+def evaluate_without(missing: list[str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """In a process that can import none of the modules `missing`."""
+    script = (
+        f"import sys; sys.modules |= dict.fromkeys({missing}); from compactionrl.cli import main; main(sys.argv[1:])"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", script, "eval", str(DEMO), *arguments],
         env={**os.environ, "PYTHONPATH": str(SRC)},
         capture_output=True,
         text=True,
     )
+
+
+@pytest.mark.parametrize(("arguments", "needed"), [(TOKENS, ["transformers"]), (TEXT, [])], ids=["tokens", "text"])
+def test_who_measures_served_models_needs_little(tmp_path: Path, arguments: list[str], needed: list[str]) -> None:
+    """Neither torch nor anything else of the extras, but for what reads a tokenizer."""
+    short = ["--limit", "1", "--modes", "x1", "--limits.turns", "2", "--output", str(tmp_path / "r")]
+    with serving(BASE) as url:
+        ran = evaluate_without([name for name in EXTRAS if name not in needed], "--url", url, *arguments, *short)
     assert ran.returncode == 0, ran.stderr
     assert results(tmp_path / "r")["arms"]["x1"]["n"] == 1
+
+
+@pytest.mark.parametrize(("missing", "extra"), [("transformers", "eval"), ("torch", "train")])
+def test_what_is_missing_is_named_with_the_extra_that_has_it(tmp_path: Path, missing: str, extra: str) -> None:
+    """The tokenizer of a served model, and the model in this process."""
+    with serving(BASE) as url:
+        where = ["--url", url, *TOKENS] if missing == "transformers" else []
+        ran = evaluate_without([missing], *where, "--output", str(tmp_path / "r"))
+    assert ran.returncode == 2
+    assert f"{missing} is not installed" in ran.stderr
+    assert f"'compactionrl[{extra}]'" in ran.stderr
 
 
 ROOMY = ["--context.budget", "400", "--context.threshold", "140", "--limit", "3", "--limits.turns", "12"]

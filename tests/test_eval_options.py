@@ -47,6 +47,13 @@ def test_every_option_is_a_key() -> None:
     load_config(None, keys)
 
 
+def test_what_an_option_implies_counts_less_than_what_is_said() -> None:
+    implied = {"tokenizer": Path("tok"), "budget": "8k"}
+    assert load_config(None, eval_keys(None, {}, **implied)).model.renderer == "auto"
+    said = load_config(None, eval_keys(None, {"model.renderer": "chatml", "context.summary_tokens": 99}, **implied))
+    assert (said.model.renderer, said.context.summary_tokens, said.context.budget) == ("chatml", 99, 8192)
+
+
 def test_no_option_changes_nothing() -> None:
     assert eval_keys(DEMO, {}) == {}
     assert eval_keys(DEMO, {"context.budget": 256}) == {"context.budget": 256}
@@ -65,7 +72,9 @@ def test_embedded_families(name: str) -> None:
 
 def test_options_of_another_family_are_not_passed_on() -> None:
     assert eval_keys(DEMO, {}, tasks="logbook")["environment.options"] == {}
-    assert eval_keys(DEMO, {"environment.options": {"seed": 3}}, tasks="logbook")["environment.options"] == {}
+    for said in ({"environment.options.calls": "text"}, {"environment.options": {"calls": "text"}}):
+        asked = load_config(DEMO, eval_keys(DEMO, said, tasks="logbook"))
+        assert asked.environment.options == {"calls": "text"}
     same = eval_keys(DEMO, {}, tasks="notes")
     assert "environment.options" not in same
     assert same["environment.tasks"] == load_config(DEMO).environment.tasks

@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from compactionrl import build
-from compactionrl.config import Config, ConfigError
+from compactionrl.config import Config, ConfigError, ServerConfig
 from compactionrl.endpoint import has_tokenizer, identify
 from compactionrl.evaluation.evaluate import OWN
 from compactionrl.rollout.chat import ChatFormat
@@ -20,6 +20,18 @@ from compactionrl.samplers.http import Server, hide_login
 from compactionrl.samplers.protocol import Sampler, Summariser
 
 SERVED = ("vllm", "sglang")
+
+
+class SummariserConfig(ServerConfig):
+    """The server of another summariser. Its keys are those of the evaluation."""
+
+    named: ClassVar[dict[str, str]] = {
+        "urls": "evaluation.summarisers",
+        "model": "evaluation.summariser_model",
+        "key_variable": "evaluation.summariser_key_variable",
+    }
+
+
 URL = re.compile(r"https?://.+")
 
 
@@ -107,10 +119,13 @@ async def open_summariser(config: Config, source: str, agent: Agent) -> tuple[Su
 async def open_served_summariser(config: Config, url: str, agent: Agent) -> tuple[Summariser, str]:
     """Token ids go to a server that has the agent's tokenizer, text to any other."""
     settings = config.evaluation
-    server = {"urls": [url], "model": settings.summariser_model, "key_variable": settings.summariser_key_variable}
-    other = replace(config, {"server": server})
-    found = await identify(other.server)
-    other = replace(other, {"server": {"model": found.model}, "sampling": {"sampler": found.api}})
+    where = {"urls": [url], "model": settings.summariser_model, "key_variable": settings.summariser_key_variable}
+    server = SummariserConfig(**(config.server.model_dump() | where))
+    found = await identify(server)
+    other = replace(
+        config.model_copy(update={"server": server}),
+        {"server": {"model": found.model}, "sampling": {"sampler": found.api}},
+    )
     if agent.exact and found.api in SERVED and await has_tokenizer(other.server, agent.chat):
         return build.build_sampler(other, None), f"{found.model}, {found.api}, token ids"
     return ChatEndpoint(other.server), f"{found.model}, from text"

@@ -12,7 +12,7 @@ import json
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -162,6 +162,9 @@ class SamplingConfig(Section):
 
 class ServerConfig(Section):
     """Servers that sample (`sampling.sampler` 'vllm', 'sglang', 'chat'): all serve the same model and stand in for each other."""
+
+    named: ClassVar[dict[str, str]] = {key: f"server.{key}" for key in ("urls", "model", "key_variable")}
+    """What the keys are called where the servers' errors name them."""
 
     urls: list[str] = Field([], description="Base addresses, such as http://127.0.0.1:8000.")
     model: str = Field("", description="The name under which they serve it; '': their only one.")

@@ -26,7 +26,7 @@ async def identify(config: ServerConfig) -> Endpoint:
     pool = ServerPool(config, Server)
     try:
         server, listed = await first_answer(pool)
-        model = choose_model(server, listed, config.model, 0)
+        model = choose_model(server, listed, config, 0)
         if await speaks_sglang(pool, server):
             return Endpoint("sglang", model)
         return Endpoint("vllm" if await speaks_vllm(pool, server, model) else "chat", model)
@@ -62,7 +62,7 @@ async def has_tokenizer(config: ServerConfig, chat: ChatFormat) -> bool | None:
     pool = ServerPool(config, Server)
     try:
         server, listed = await first_answer(pool)
-        model = choose_model(server, listed, config.model, 0)
+        model = choose_model(server, listed, config, 0)
         body = {"model": model, "prompt": PROBE, "add_special_tokens": False}
         found = dig(await answer(pool, server, "POST", "/tokenize", body), "tokens")
         return found == chat.encode(PROBE) if isinstance(found, list) else None

@@ -37,7 +37,10 @@ def eval_keys(
     summariser_model: str | None = None,
     concurrency: int | None = None,
 ) -> dict[str, Any]:
-    """The overrides and what the options stand for, which counts more. `file` is read for what it leaves open alone."""
+    """The overrides and what the options stand for, which counts more. `file` is read for what it leaves open alone.
+
+    In the order in which they are to be applied.
+    """
     given = read(file)
     served = bool(url) or bool(given.get("server", {}).get("urls")) or bool(overrides.get("server.urls"))
     if (model or api) and not served:
@@ -53,8 +56,6 @@ def eval_keys(
         "server.urls": [base_url(each) for each in url.split(",")] if url else None,
         "sampling.sampler": api or ("auto" if url else None),
         "model.path": str(tokenizer or policy(checkpoint)) if tokenizer or checkpoint else None,
-        # What the tokenizer's own template renders as, unless someone knows better.
-        "model.renderer": "auto" if tokenizer and "renderer" not in given.get("model", {}) else None,
         "evaluation.modes": modes.split(",") if modes else None,
         "evaluation.runs": runs,
         "evaluation.summarisers": summariser.split(",") if summariser else None,
@@ -64,13 +65,15 @@ def eval_keys(
     in_file = str(given.get("environment", {}).get("tasks", ""))
     if tasks and keys["environment.tasks"].partition(":")[2] == in_file.partition(":")[2]:
         keys["environment.tasks"] = in_file
-    elif tasks:
-        keys["environment.options"] = {}  # those of the file are another family's
-    follow: dict[str, int] = {}
+    first: dict[str, Any] = {}
     if budget:
         keys["context.budget"] = size(budget)
-        follow = {f"context.{key}": n for key, n in sizes(size(budget)).items() if key not in given.get("context", {})}
-    return follow | overrides | {key: value for key, value in keys.items() if value is not None}
+        first = {f"context.{key}": n for key, n in sizes(size(budget)).items() if key not in given.get("context", {})}
+    if tokenizer and "renderer" not in given.get("model", {}):
+        first["model.renderer"] = "auto"  # what the tokenizer's own template renders as, unless someone knows better
+    if tasks and keys["environment.tasks"] != in_file:
+        first["environment.options"] = {}  # those of the file are another family's
+    return first | overrides | {key: value for key, value in keys.items() if value is not None}
 
 
 def sizes(budget: int) -> dict[str, int]:

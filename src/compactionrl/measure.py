@@ -71,6 +71,7 @@ def evaluate_into(path: Path, config: Config) -> tuple[Path, int]:
 async def run(evaluation: Evaluation, folder: ResultsFolder, sources: dict[str, str]) -> None:
     config = await resolve(folder.config)
     agent = await open_agent(config, config.evaluation.modes)
+    evaluation.check(agent.chat)
     others = {name: await open_summariser(config, source, agent) for name, source in sources.items() if name != OWN}
     samplers = {name: sampler for name, (sampler, _) in others.items()}
     longest = max(arm.context.budget for arm in evaluation.arms)

@@ -6,13 +6,14 @@ from typing import Any
 import eval_server  # noqa: F401  (makes the fake servers importable)
 import pytest
 from conftest import DEMO
+from fake_chat import FakeChat
 from fake_servers import FakeSGLang, FakeVLLM, running, settings
 
 from compactionrl.agents import Agent, open_summariser, summariser_names
-from compactionrl.config import load_config
+from compactionrl.config import ConfigError, load_config
 from compactionrl.endpoint import Endpoint, has_tokenizer, identify
 from compactionrl.samplers.http import ServerUnreachable
-from compactionrl.samplers.protocol import SamplerRefused
+from compactionrl.samplers.protocol import SamplerRefused, optional
 
 
 class TextOnly(FakeVLLM):
@@ -50,17 +51,59 @@ def test_a_server_that_is_down_is_passed_over_and_none_is_waited_for() -> None:
         assert up.headers
 
 
+class Chat:
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+
+AGENT = Agent(Chat(), None, "")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("model", "variable", "server", "told"),
+    [
+        (
+            "",
+            "",
+            {"key": "k1"},
+            r"failed with 401; set evaluation\.summariser_key_variable to the environment variable",
+        ),
+        ("", "OTHER_KEY", {"key": "k1"}, r"failed with 401; set evaluation\.summariser_key_variable"),
+        ("", "NO_KEY", {}, r"evaluation\.summariser_key_variable: the environment variable NO_KEY is not set"),
+        ("", "", {"names": ("a", "b")}, r"serves a, b: choose one with evaluation\.summariser_model"),
+        ("c", "", {"names": ("a", "b")}, r"serves a, b, not c: correct evaluation\.summariser_model"),
+    ],
+)
+def test_a_summarisers_server_is_spoken_of_by_the_keys_of_a_summariser(
+    model: str, variable: str, server: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTHER_KEY", "k2")
+    keys = {"evaluation.summariser_model": model, "evaluation.summariser_key_variable": variable}
+    with running(asked := FakeVLLM(**server)), pytest.raises((SamplerRefused, ConfigError), match=told) as refused:
+        asyncio.run(open_summariser(load_config(DEMO, keys), asked.url, AGENT))
+    assert "server." not in str(refused.value)
+    assert "k2" not in str(refused.value)
+
+
+def test_the_key_is_a_summarisers_where_only_its_replies_need_one() -> None:
+    """An endpoint that lists its models for everybody refuses the first request."""
+
+    class Open(FakeChat):
+        def answer(self, *request: Any) -> tuple[int, Any]:
+            return (401, {"error": "no key"}) if request[1] == self.route else super().answer(*request)
+
+    with running(asked := Open()):
+        found, _ = asyncio.run(open_summariser(load_config(DEMO), asked.url, AGENT))
+        with pytest.raises(SamplerRefused, match=r"401; set evaluation\.summariser_key_variable"):
+            asyncio.run(optional(found, "start", 100))
+
+
 def test_a_choice_of_models_is_for_the_user() -> None:
     with running(server := FakeVLLM(names=("a", "b"))):
         assert asyncio.run(identify(settings(server, model="b"))).model == "b"
         for name in ("", "c"):
             with pytest.raises(SamplerRefused, match=r"serves a, b.*server\.model"):
                 asyncio.run(identify(settings(server, model=name)))
-
-
-class Chat:
-    def encode(self, text: str) -> list[int]:
-        return list(text.encode())
 
 
 @pytest.mark.parametrize(
@@ -100,8 +143,7 @@ def test_a_summariser_gets_its_own_key_and_never_the_policys(
     with running(server := Tokenizing(names=("glm-5", "glm-6"))):
         keys = {"server.key_variable": "POLICY_KEY", "server.urls": ["http://127.0.0.1:1"], "server.model": "mine"}
         keys |= {"evaluation.summariser_key_variable": variable, "evaluation.summariser_model": "glm-6"}
-        agent = Agent(Chat(), None, "")  # type: ignore[arg-type]
-        sampler, described = asyncio.run(open_summariser(load_config(DEMO, keys), server.url, agent))
+        sampler, described = asyncio.run(open_summariser(load_config(DEMO, keys), server.url, AGENT))
         asyncio.run(sampler.start(8))  # type: ignore[attr-defined]
     assert described == "glm-6, vllm, token ids"
     assert {headers.get("Authorization") for headers in server.headers} == {sent}

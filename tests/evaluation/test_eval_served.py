@@ -243,6 +243,28 @@ RIGHT = ["--server.key_variable", "RIGHT_KEY"]
 
 
 @pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--context.threshold", "30"], "context.threshold (30) must be at least"),
+        (
+            ["--tasks", "logbook", "--environment.options.calls", "native", "--context.threshold", "60"],
+            "context.threshold (60) must be at least",
+        ),
+        (["--context.budget", "100000"], "context.budget: this model has"),
+        (["--summariser", "nowhere"], "nowhere"),
+    ],
+)
+def test_a_context_that_cannot_work_leaves_nothing_behind(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], told: str
+) -> None:
+    folder = tmp_path / "runs" / "r"
+    code, _, err = evaluate(capsys, "--modes", "x1,x4", "--limit", "2", *arguments, "--output", str(folder))
+    assert code == 2
+    assert told in err
+    assert not folder.parent.exists()
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ([*RIGHT, "--model", "other"], ["serves tiny, not other", "server.model"]),

@@ -7,6 +7,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -17,6 +18,7 @@ from compactionrl.evaluation.behaviour import Digest, describe, digest
 from compactionrl.evaluation.modes import for_mode
 from compactionrl.evaluation.statistics import Difference, paired_difference
 from compactionrl.evaluation.usage import total
+from compactionrl.rollout.budget import ContextBudget
 from compactionrl.rollout.chat import ChatFormat
 from compactionrl.rollout.job import Job, run_job
 from compactionrl.rollout.ledger import Rollout
@@ -128,6 +130,14 @@ class Evaluation:
                 f"{rollout.id} was of the task {rollout.task_id!r}, which is now {task_id!r}: environment.tasks has changed"
             )
         self.tallies[trial.arm.name].finished[trial.job.rollout_id] = digest(rollout)
+
+    def check(self, chat: ChatFormat) -> None:
+        """Raise ConfigError for an arm whose context leaves no room for a compaction."""
+        tools, first = None, next(iter(self.trials.values())).job
+        with suppress(Exception):  # a task that cannot be made breaks down when its turn comes, and is counted
+            tools = getattr(self.tasks.environment(first.split, first.index), "tools", None)
+        for arm in self.arms:
+            ContextBudget.measure(arm.context, chat, tools)
 
     @property
     def pending(self) -> list[Trial]:

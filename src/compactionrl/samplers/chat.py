@@ -108,7 +108,7 @@ class ChatEndpoint:
             if self.config.model and re.search(r"failed with 40[45]", str(error)):
                 return self.config.model
             raise
-        return choose_model(server, listed, self.config.model, self.budget)
+        return choose_model(server, listed, self.config, self.budget)
 
     async def _post(
         self, server: ChatServer, body: dict[str, Any], affinity: str = "", *, model: str = "", seconds: float = 1e9

@@ -143,7 +143,7 @@ class ServerPool(Generic[S]):
         self.config = config
         self.first_pause = first_pause
         self.servers = [kind(url) for url in config.urls]
-        self.key = read_key(config.key_variable)
+        self.key = read_key(config.key_variable, config.named["key_variable"])
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def ask(self, affinity: str, work: Callable[[S], Awaitable[T]]) -> T:
@@ -265,11 +265,9 @@ class ServerPool(Generic[S]):
         what = f"{path} failed with {status}"
         if status in (408, 425, 429) or status >= 500:
             return ServerFailed(self._says(server, what, content), retry_after(response.headers.get("retry-after")))
-        remedy = {
-            401: "set server.key_variable to the environment variable that holds the API key",
-            403: "set server.key_variable to the environment variable that holds the API key",
-            404: "check server.urls and server.model",
-        }
+        named = self.config.named
+        key = f"set {named['key_variable']} to the environment variable that holds the API key"
+        remedy = {401: key, 403: key, 404: f"check {named['urls']} and {named['model']}"}
         return SamplerRefused(
             self._says(server, f"{what}; {remedy.get(status, 'the same request cannot work')}", content)
         )
@@ -349,15 +347,18 @@ def retry_after(header: str | None) -> float:
     return seconds if 0 < seconds < math.inf else 0.0
 
 
-def read_key(variable: str) -> str:
-    """The API key in an environment variable, if one is named. It is in no message of ours, whatever is wrong with it."""
+def read_key(variable: str, named_by: str) -> str:
+    """The API key in the environment variable that the configuration's key `named_by` names, if it names one.
+
+    It is in no message of ours, whatever is wrong with it.
+    """
     if not variable:
         return ""
     key = os.environ.get(variable, "").strip()
     if not key:
-        raise ConfigError(f"server.key_variable: the environment variable {variable} is not set")
+        raise ConfigError(f"{named_by}: the environment variable {variable} is not set")
     if not key.isascii() or not key.isprintable():
-        raise ConfigError(f"server.key_variable: what is in the environment variable {variable} cannot be an API key")
+        raise ConfigError(f"{named_by}: what is in the environment variable {variable} cannot be an API key")
     return key
 
 

@@ -226,7 +226,7 @@ class ServedSampler(ABC):
             await self.resume(server)  # a trainer that died may have left it paused
         server.weights = None
         listed = await self.pool.call(server, "GET", "/v1/models", seconds=PROBE_SECONDS)
-        server.model = choose_model(server, listed, self.config.model, self.budget)
+        server.model = choose_model(server, listed, self.config, self.budget)
         await self._send(server, Request([0, 1], 1), seconds=PROBE_SECONDS)
         if self.push and self.temperature not in (0.0, 1.0) and not await self._scales(server):
             raise SamplerRefused(
@@ -304,19 +304,21 @@ def reply_limit(request: Request) -> int:
     return (1 << 16) + 64 * len(request.token_ids) + 1024 * request.max_tokens
 
 
-def choose_model(server: Server, listed: Any, name: str, budget: int) -> str:
-    """The model to ask for: `name`, or the only one. Raises SamplerRefused if it is not there or its context is too short."""
+def choose_model(server: Server, listed: Any, config: ServerConfig, budget: int) -> str:
+    """The model to ask for: the configured one, or the only one. Raises SamplerRefused if it is not there or its context is
+    too short."""
     cards = {}
     for card in dig(listed, "data") or ():
         if isinstance(dig(card, "id"), str):
             cards[card["id"]] = card
     if not cards:
         raise MalformedReply(f"{server.name}: its answer to /v1/models names no model")
-    if not name and len(cards) > 1:
-        raise SamplerRefused(f"{server.name} serves {', '.join(sorted(cards))}: choose one with server.model")
-    name = name or next(iter(cards))
+    serves, key = f"{server.name} serves {', '.join(sorted(cards))}", config.named["model"]
+    if not config.model and len(cards) > 1:
+        raise SamplerRefused(f"{serves}: choose one with {key}")
+    name = config.model or next(iter(cards))
     if name not in cards:
-        raise SamplerRefused(f"{server.name} serves {', '.join(sorted(cards))}, not {name}: correct server.model")
+        raise SamplerRefused(f"{serves}, not {name}: correct {key}")
     length = cards[name].get("max_model_len")
     if isinstance(length, int) and length < budget:
         raise SamplerRefused(

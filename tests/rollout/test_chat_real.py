@@ -290,6 +290,68 @@ def test_chatml_reads_thinking_and_calls(
     assert [(call.name, call.arguments, bool(call.error)) for call in parsed.calls] == calls
 
 
+PLAIN = st.text(st.characters(max_codepoint=126, min_codepoint=32), max_size=20).map(str.strip)
+NAMES = st.from_regex("[a-z_]{1,20}", fullmatch=True)
+ARGUMENTS = st.dictionaries(
+    PLAIN, PLAIN | st.integers() | st.sampled_from(["</tool_call>", "<think>", "é\n"]), max_size=3
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    text=PLAIN,
+    thinking=PLAIN,
+    calls=st.lists(st.tuples(NAMES, ARGUMENTS), max_size=3),
+    spelled=st.booleans(),
+)
+def test_chatml_writes_what_an_assistant_said_as_it_reads_it(
+    smollm2_chat: ChatFormat, text: str, thinking: str, calls: list[Any], spelled: bool
+) -> None:
+    """A client sends back what it was given: the model sees what it had said. Arguments come as JSON or as a string of it."""
+    written = [(name, json.dumps(arguments) if spelled else arguments) for name, arguments in calls]
+    message: Any = {
+        "role": "assistant",
+        "content": text,
+        "reasoning_content": thinking,
+        "tool_calls": [{"type": "function", "function": {"name": n, "arguments": a}} for n, a in written],
+    }
+    spans = smollm2_chat.prompt([USER, message, USER])
+    said = smollm2_chat.decode(spans[1].ids)
+    assert said.startswith("<|im_start|>assistant\n")
+    ids = smollm2_chat.encode(said.removeprefix("<|im_start|>assistant\n").removesuffix("<|im_end|>\n"))
+    parsed = smollm2_chat.parse(flat(spans[:1]), [*ids, smollm2_chat.stop_token_ids[0]], False, TOOLS)
+    assert (parsed.text, parsed.thinking) == (text, thinking)
+    assert [(call.name, call.arguments, call.error) for call in parsed.calls] == [(n, a, None) for n, a in calls]
+
+
+def test_chatml_writes_calls_as_the_tools_ask_for_them(smollm2_chat: ChatFormat) -> None:
+    function = {"name": "run", "arguments": {"command": "é"}}
+    message: Any = {
+        "role": "assistant",
+        "content": "Hm.",
+        "reasoning_content": "why",
+        "tool_calls": [{"type": "function", "function": function}] * 2,
+    }
+    call = '<tool_call>\n{"name": "run", "arguments": {"command": "é"}}\n</tool_call>'
+    spans = smollm2_chat.prompt([USER, message, USER], TOOLS)
+    assert smollm2_chat.decode(spans[1].ids) == (
+        f"<|im_start|>assistant\n<think>\nwhy\n</think>\n\nHm.\n{call}\n{call}<|im_end|>\n"
+    )
+
+
+def test_chatml_over_qwens_template_writes_calls_as_it_does(qwen3_tokenizer: Any) -> None:
+    """Up to the thinking of earlier turns, which that template leaves out, and which windows keep."""
+    chat = ChatFormat(qwen3_tokenizer, "chatml")
+    calls = [{"type": "function", "function": {"name": "run", "arguments": {"command": c}}} for c in "xé"]
+    answers: list[Any] = [{"role": "tool", "content": f"file {i}"} for i in range(2)]
+    for said in ({"content": ""}, {"content": "Hm."}, {"content": "Hm.", "reasoning_content": "why"}):
+        messages: list[Any] = [USER, {"role": "assistant", "tool_calls": calls, **said}, *answers]
+        expected = qwen3_tokenizer.apply_chat_template(
+            messages, tools=TOOLS, add_generation_prompt=True, return_dict=False
+        )
+        assert flat(chat.prompt(messages, TOOLS)) == expected
+
+
 def test_chatml_refuses_other_templates(llama3_tokenizer: Any, qwen3_tokenizer: Any) -> None:
     with pytest.raises(ConfigError, match="needs the special tokens"):
         ChatFormat(llama3_tokenizer, "chatml")

@@ -1,6 +1,7 @@
-"""What the agent acts on. `notes` (for a tiny policy) and `logbook` (for real language models) are the embedded families of
-tasks; any object of `protocol.Environment`'s shape will do."""
+"""What the agent acts on. The embedded families of tasks are `notes` (for a tiny policy), `logbook` (for real language models)
+and `deliveries` (for the smallest of them); any object of `protocol.Environment`'s shape will do."""
 
+from compactionrl.environments.deliveries import DeliveriesEnvironment, DeliveriesTasks
 from compactionrl.environments.demonstrator import Demonstrator
 from compactionrl.environments.logbook import LogbookEnvironment, LogbookTask, LogbookTasks
 from compactionrl.environments.notes import NOTES_PROMPTS, NotesEnvironment, NotesTask, NotesTasks
@@ -8,6 +9,8 @@ from compactionrl.environments.protocol import Environment, Message, Observation
 
 __all__ = [
     "NOTES_PROMPTS",
+    "DeliveriesEnvironment",
+    "DeliveriesTasks",
     "Demonstrator",
     "Environment",
     "LogbookEnvironment",

@@ -2,7 +2,8 @@
 
 What stands before the first user turn (a default system prompt, the tools where the tokenizer's template takes them) is the
 template's own text. Thinking (<think>) and tool calls follow Hermes and Qwen, and are read in the decoded text: in many
-ChatML vocabularies their marks are no tokens of their own. SmolLM2's list of calls in one block is read as well.
+ChatML vocabularies their marks are no tokens of their own. SmolLM2's list of calls in one block is read as well. An
+assistant's messages are written as they are read, whether or not the template writes thinking and calls.
 """
 
 from __future__ import annotations
@@ -135,13 +136,31 @@ def _turns(messages: Sequence[Any], first: int = 0) -> list[Piece]:
     roles = [None, *(message["role"] for message in messages), None]
     pieces = []
     for index, (message, (before, role, after)) in enumerate(zip(messages, _triples(roles), strict=True)):
-        text = _turn(role, message["content"])
+        text = _turn(role, _said(message) if role == "assistant" else message["content"])
         if role == "tool":
             text = _turn("user") if before != "tool" else ""
             text += f"<tool_response>\n{message['content']}\n</tool_response>"
             text += "\n" if after == "tool" else "<|im_end|>\n"
         pieces.append((text, first + index))
     return pieces
+
+
+def _said(message: Any) -> str:
+    """What an assistant said, thinking and calls included, as Qwen 3 writes it: `parse_response` reads the same again."""
+    thinking, calls = message.get("reasoning_content"), [_written(call) for call in message.get("tool_calls") or ()]
+    said = "\n".join([*([message["content"]] if message["content"] else []), *calls])
+    return f"<think>\n{thinking}\n</think>\n\n{said}" if thinking else said
+
+
+def _written(call: Any) -> str:
+    function = call["function"]
+    arguments = function["arguments"]
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    # In JSON it can only stand within a string, where a slash may be escaped: it must not end the call.
+    arguments = arguments.replace("</tool_call>", "<\\/tool_call>")
+    name = json.dumps(function["name"], ensure_ascii=False)
+    return f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>'
 
 
 def _triples(items: list[Any]) -> list[tuple[Any, Any, Any]]:

@@ -72,10 +72,15 @@ def recognise(tokenizer: PlainTextTokenizer) -> str:
 
 
 def _expected(tokenizer: PlainTextTokenizer) -> list[tuple[list[Any], list[Any] | None, list[int]]]:
-    """Conversations and what the template makes of them. It need not take tools, system prompts or earlier thinking."""
+    """Conversations and what the template makes of them. It need not take tools, system prompts or thinking."""
     probes = [(messages, None) for messages in PLAIN]
     if _template(tokenizer, [USER], [TOOL]) not in (None, _template(tokenizer, [USER], None)):
         probes += [(messages, [TOOL]) for messages in WITH_TOOLS]  # type: ignore[misc]
+    if _template(tokenizer, [USER, THOUGHT], None) == _template(tokenizer, [USER, SAID], None):
+        # A template that leaves thinking out of every turn does not say how it is written.
+        probes = [
+            (messages, tools) for messages, tools in probes if not any("reasoning_content" in m for m in messages)
+        ]
     rendered = [(messages, tools, _template(tokenizer, messages, tools)) for messages, tools in probes]
     return [(messages, tools, ids) for messages, tools, ids in rendered if ids is not None]
 

@@ -321,7 +321,7 @@ def study(
     ] = None,
 ) -> None:
     """Train every arm of the paper's tables on several seeds and report them. Goes on where it was stopped."""
-    for module in TRAINING:
+    for module in (*TRAINING, "transformers"):
         if find_spec(module) is None:  # now, not in the log of every cell
             fail_without(module)
     from rich.console import Console

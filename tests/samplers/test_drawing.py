@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
-from compactionrl.samplers.drawing import draw, uniforms
+from compactionrl.samplers.drawing import COLDEST, NARROWEST, draw, uniforms
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5, -3.0])
 
@@ -56,6 +57,17 @@ def test_extreme_draws_stay_on_tokens_that_have_probability() -> None:
     uniform = torch.tensor([0.0, 1 - 2.0**-52], dtype=torch.float64)
     tokens, _ = draw(logits, torch.ones(2), torch.ones(2), uniform)
     assert tokens.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(COLDEST, 1.0), (1.0, NARROWEST), (COLDEST, NARROWEST)])
+@pytest.mark.parametrize("scale", [1.0, 1e6])
+def test_the_coldest_and_the_narrowest_draw_is_that_of_the_most_likely_token(
+    temperature: float, top_p: float, scale: float
+) -> None:
+    logits, uniform = scale * LOGITS[None], torch.tensor([1 - 2.0**-52], dtype=torch.float64)
+    tokens, logprobs = draw(logits, torch.tensor([temperature]), torch.tensor([top_p]), uniform)
+    assert tokens.tolist() == [0]
+    assert logprobs.item() == pytest.approx(float((scale * LOGITS.double() / temperature).log_softmax(-1)[0]), abs=1e-6)
 
 
 def test_uniforms_are_uniform_and_unrelated() -> None:

@@ -352,7 +352,11 @@ def test_release_while_sampling_is_refused() -> None:
         ([-1], {}, "token ids"),
         ([1], {"temperature": -1.0}, "temperature"),
         ([1], {"temperature": float("nan")}, "temperature"),
+        ([1], {"temperature": 1e-46}, "temperature must be 0 .* or at least 0.001"),  # 0 in float32: greedy unasked
+        ([1], {"temperature": 1e-40}, "temperature must be 0 .* or at least 0.001"),
         ([1], {"top_p": 0.0}, "top_p"),
+        ([1], {"top_p": 1e-46}, "top_p must lie in .1e-06, 1"),  # 0 in float32: a nucleus of no token
+        ([1], {"top_p": float("nan")}, "top_p"),
         ([1], {"top_p": 1.1}, "top_p"),
     ],
 )

@@ -181,7 +181,7 @@ def test_a_client_that_goes_frees_its_row(demo: Running, route: str) -> None:
     demo.until(lambda: not demo.model.sessions.busy)
     resume(demo)
     assert demo.model.engine.stats.sampled_tokens < 4 * 400
-    demo.until(lambda: not demo.model.engine._rows.open)
+    demo.until(lambda: not demo.model.engine.open)
     assert demo.complete(seed=3)["choices"][0]["token_ids"] == in_process(seed=3).token_ids
 
 

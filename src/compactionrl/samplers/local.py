@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from compactionrl.models.policy import Chunk, Policy
-from compactionrl.samplers.drawing import draw, uniforms
+from compactionrl.samplers.drawing import COLDEST, NARROWEST, draw, uniforms
 from compactionrl.samplers.protocol import Sampled
 from compactionrl.samplers.rows import Request, Row, Rows
 
@@ -121,6 +121,27 @@ class LocalSampler:
         self.policy_version = version
         self._rows.forget()
 
+    @property
+    def open(self) -> int:
+        """Requests that have not been answered."""
+        return len(self._rows.open)
+
+    def abort(self) -> None:
+        """Answer every open request with the tokens that it has; its finish is "abort"."""
+        for request in self._rows.open:
+            self._rows.withdraw(request)
+            request.sampled.finish = "abort"
+            if not request.future.done():
+                request.future.set_result(request.sampled)
+
+    async def between_steps(self, answered: int) -> None:
+        """The event loop's turn before each step, behind one that answered so many requests (1 before the first).
+
+        Subclasses may hold the next step up here.
+        """
+        for _ in range(TURNAROUND if answered else 1):
+            await asyncio.sleep(0)
+
     def _check(self, token_ids: Sequence[int], max_tokens: int, temperature: float, top_p: float) -> None:
         if not token_ids:
             raise ValueError("the prompt is empty: at least one token is needed")
@@ -133,18 +154,16 @@ class LocalSampler:
             )
         if min(token_ids) < 0 or max(token_ids) >= self.model.config.vocab_size:
             raise ValueError(f"token ids must lie in [0, {self.model.config.vocab_size})")
-        if not temperature >= 0 or not 0 < top_p <= 1:
-            raise ValueError(f"temperature {temperature} must be >= 0, top_p {top_p} in (0, 1]")
+        if temperature != 0 and not temperature >= COLDEST:
+            raise ValueError(f"temperature must be 0 (greedy) or at least {COLDEST:g}, got {temperature}")
+        if not NARROWEST <= top_p <= 1:
+            raise ValueError(f"top_p must lie in [{NARROWEST:g}, 1], got {top_p}")
 
     async def _run(self) -> None:
         """The engine: a task that lives while requests are open."""
-        passes = TURNAROUND
-        while True:
-            for _ in range(passes):
-                await asyncio.sleep(0)
-            if not self._rows.open:
-                return
-            passes = TURNAROUND if self._step() else 1
+        await self.between_steps(1)
+        while self._rows.open:
+            await self.between_steps(self._step())
 
     @property
     def busy_seconds(self) -> float:

@@ -59,7 +59,7 @@ class Engine(LocalSampler):
         self._admitting.clear()
         if mode == "wait":
             self._stepping.set()
-            while self._rows.open and self.paused:
+            while self.open and self.paused:
                 await asyncio.sleep(POLL_SECONDS)
             if not self.paused:
                 return  # resumed meanwhile
@@ -75,14 +75,6 @@ class Engine(LocalSampler):
         self._admitting.set()
         self._stepping.set()
 
-    def abort(self) -> None:
-        """Answer every open request with what it has."""
-        for request in self._rows.open:
-            self._rows.withdraw(request)
-            request.sampled.finish = "abort"
-            if not request.future.done():
-                request.future.set_result(request.sampled)
-
     def close(self) -> None:
         """End: what is open is aborted, what waits is refused."""
         self.closed = True
@@ -93,11 +85,7 @@ class Engine(LocalSampler):
         """Nothing that was computed is used again."""
         self.weights_changed(self.policy_version)
 
-    async def _run(self) -> None:
-        while True:
-            for _ in range(PASSES):
-                await asyncio.sleep(0)
-            await self._stepping.wait()
-            if not self._rows.open:
-                return
-            self._step()
+    async def between_steps(self, answered: int) -> None:
+        for _ in range(PASSES):
+            await asyncio.sleep(0)
+        await self._stepping.wait()

@@ -7,14 +7,13 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from compactionrl.samplers.drawing import COLDEST, NARROWEST
 from compactionrl.serving.bodies import Body
 from compactionrl.serving.errors import ApiError
 
 MOST_CHOICES = 128
 """Responses that one request may ask for."""
 MOST_LOGPROBS = 20
-COLDEST, NARROWEST = 1e-3, 1e-6
-"""The smallest temperature but 0, and the smallest top_p: float32 takes less for 0, or divides by it."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "allowed_token_ids": (),

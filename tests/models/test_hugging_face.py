@@ -263,6 +263,52 @@ def test_what_a_policy_cannot_be_is_refused(kind: str, tmp_path: Path) -> None:
         load_policy(tmp_path)
 
 
+NARROW = {
+    "factor": ("granite", {"logits_scaling": 1.5, "num_key_value_heads": 2}, "a factor"),
+    "a cache that takes one token at a time": (
+        "jamba",
+        {
+            "num_experts": 2,
+            "num_experts_per_tok": 1,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "num_key_value_heads": 2,
+        },
+        "with a cache",
+    ),
+    "hidden states in float32": ("mamba2", OTHERS["recurrent"][1], "cannot be computed here in torch.bfloat16"),
+}
+
+
+@pytest.mark.parametrize("kind", NARROW)
+def test_it_is_refused_in_bfloat16_too(kind: str, tmp_path: Path) -> None:
+    """What is computed otherwise may be less than rounding, of these few tokens: yet of many it is not."""
+    name, options, message = NARROW[kind]
+    other_model(name, tmp_path, **options)
+    with pytest.raises(ValueError, match=message):
+        load_policy(tmp_path, dtype=torch.bfloat16)
+
+
+def test_what_was_checked_is_as_it_was_loaded(tmp_path: Path) -> None:
+    for architecture in ARCHITECTURES:
+        make_model(architecture, VOCABULARY, tmp_path / architecture)
+        expected = AutoModelForCausalLM.from_pretrained(tmp_path / architecture, dtype=torch.bfloat16).state_dict()
+        state = load(tmp_path / architecture, dtype=torch.bfloat16).state_dict()
+        assert state.keys() == expected.keys()
+        for name, tensor in expected.items():
+            assert state[name].dtype == tensor.dtype
+            assert torch.equal(state[name], tensor)
+
+
+def test_no_window_is_longer_than_where_rotary_angles_switch(tmp_path: Path) -> None:
+    """Phi-3's long factors are those of every token of a long window; what a cache holds has been rotated by the short ones."""
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [3.0] * 8}
+    other_model("phi3", tmp_path, rope_parameters=rope, original_max_position_embeddings=96)
+    policy = load_policy(tmp_path)
+    assert policy.config.max_position_embeddings == 96
+    check_sampler(policy, rows=2, rollouts=2)
+
+
 def test_a_model_that_looks_ahead_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_model("qwen3", VOCABULARY, tmp_path)
     plain = transformers.Qwen3Model.forward

@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModel, AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers import AutoModel, AutoModelForCausalLM, DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging
 
@@ -47,13 +47,20 @@ class HuggingFaceSizes:
     vocab_size: int
     hidden_size: int
     max_position_embeddings: int
-    """`sys.maxsize` where the architecture has no limit."""
+    """`sys.maxsize` where the architecture has no limit; fewer than it says where rotary angles switch on the way."""
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> HuggingFaceSizes:
         config = model.config.get_text_config()
         positions = getattr(config, "max_position_embeddings", None)
-        return cls(config.vocab_size, config.hidden_size, positions or sys.maxsize)
+        return cls(config.vocab_size, config.hidden_size, min([positions or sys.maxsize, *switches(config)]))
+
+
+def switches(config: PreTrainedConfig) -> list[int]:
+    """Lengths beyond which even a window's first tokens are rotated by other angles: not as a cache has rotated them."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]  # some have one per type of layer
+    return [kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"]
 
 
 class HuggingFaceBackbone(Backbone):
@@ -248,6 +255,41 @@ def without_progress_bars() -> Iterator[None]:
 @torch.no_grad()
 def check(policy: HuggingFacePolicy) -> None:
     """Hold a model to what a policy promises, on a few tokens. Raises ValueError for one that computes otherwise."""
+    name, dtype = type(policy.language_model).__name__, policy.language_model.dtype
+    try:
+        with in_float32(policy.language_model):
+            check_promises(policy)
+        for hidden in (policy(probe(policy), [7, 1]), sample(policy, probe(policy))):
+            hidden @ policy.head_weight.T
+    except RuntimeError as error:
+        raise ValueError(f"{name} cannot be computed here in {dtype}: {error}") from error
+
+
+@contextmanager
+def in_float32(model: PreTrainedModel) -> Iterator[None]:
+    """For a while, with room for it: what a model computes otherwise is less than what bfloat16 rounds."""
+    narrow = {t: t.dtype for t in (*model.parameters(), *model.buffers()) if t.dtype in (torch.bfloat16, torch.float16)}
+    for tensor in narrow:
+        tensor.data = tensor.data.float()
+    try:
+        yield
+    finally:
+        for tensor, dtype in narrow.items():
+            tensor.data = tensor.data.to(dtype)
+
+
+def probe(policy: HuggingFacePolicy) -> Tensor:
+    return torch.arange(8, device=policy.head_weight.device) % policy.config.vocab_size
+
+
+def sample(policy: HuggingFacePolicy, ids: Tensor) -> Tensor:
+    """Hidden states of the 8 `ids`, computed as when they are sampled."""
+    cache, chunks = policy.cache(1, len(ids)), [Chunk(0, 0, 4), Chunk(0, 4, 1), Chunk(0, 5, 3)]
+    parts = ids.split([chunk.length for chunk in chunks])
+    return torch.cat([cache.forward(part, [chunk]) for part, chunk in zip(parts, chunks, strict=True)])
+
+
+def check_promises(policy: HuggingFacePolicy) -> None:
     model, sizes = policy.language_model, policy.config
     name, head = type(model).__name__, model.get_output_embeddings()
     if head is None or model.base_model is model:
@@ -259,7 +301,7 @@ def check(policy: HuggingFacePolicy) -> None:
             f"{name} has a head of shape {list(head.weight.shape)}, expected [vocab_size, hidden_size] = "
             f"[{sizes.vocab_size}, {sizes.hidden_size}]"
         )
-    ids = torch.arange(8, device=head.weight.device) % sizes.vocab_size
+    ids = probe(policy)
     hidden = policy(ids, [len(ids)])
     enlarge = head.register_forward_pre_hook(lambda _, inputs: (inputs[0] * ENLARGED,))
     try:
@@ -272,10 +314,7 @@ def check(policy: HuggingFacePolicy) -> None:
         )
     if not close(policy(ids, [5, 3])[:5], hidden[:5]):
         raise ValueError(f"{name} is not causal: its first tokens depend on later ones, or on how windows are batched")
-    cache, chunks = policy.cache(1, len(ids)), [Chunk(0, 0, 4), Chunk(0, 4, 1), Chunk(0, 5, 3)]
-    parts = ids.split([chunk.length for chunk in chunks])
-    sampled = torch.cat([cache.forward(part, [chunk]) for part, chunk in zip(parts, chunks, strict=True)])
-    if not close(sampled, hidden):
+    if not close(sample(policy, ids), hidden):
         raise ValueError(f"{name} computes something else with a cache than without one: it cannot be sampled here")
 
 

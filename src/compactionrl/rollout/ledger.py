@@ -79,6 +79,9 @@ class Window:
     def __len__(self) -> int:
         return len(self.token_ids)
 
+    def __repr__(self) -> str:
+        return f"<Window of {len(self)} tokens, {len(self.turns)} turns>"
+
     @property
     def used(self) -> int:
         """|h|: its tokens; where ids are pieces of a text, what the server counted last, and every id behind that."""
@@ -144,6 +147,11 @@ class Rollout:
     """Of the responses, summaries not counted; their thinking's text as tokens."""
     environment_seconds: float = 0.0
     sampler_seconds: float = 0.0
+
+    def __repr__(self) -> str:
+        """One line: an event loop in debug mode and a failed test print what tasks return."""
+        tokens = sum(map(len, self.windows))
+        return f"<Rollout {self.id}: {self.end}, reward {self.reward:g}, {len(self.windows)} windows of {tokens} tokens>"
 
     @property
     def segments(self) -> list[Segment]:

@@ -38,6 +38,9 @@ class Collected:
     retried: int = 0
     units: int = 0
 
+    def __repr__(self) -> str:
+        return f"<Collected: {len(self.rollouts)} rollouts, {len(self.dropped)} dropped, of {self.units} units>"
+
     def add(self, unit: Unit) -> None:
         self.units += 1
         self.retried += unit.retried

@@ -150,8 +150,8 @@ class Rollout:
 
     def __repr__(self) -> str:
         """One line: an event loop in debug mode and a failed test print what tasks return."""
-        tokens = sum(map(len, self.windows))
-        return f"<Rollout {self.id}: {self.end}, reward {self.reward:g}, {len(self.windows)} windows of {tokens} tokens>"
+        size = f"{len(self.windows)} windows of {sum(map(len, self.windows))} tokens"
+        return f"<Rollout {self.id}: {self.end}, reward {self.reward:g}, {size}>"
 
     @property
     def segments(self) -> list[Segment]:

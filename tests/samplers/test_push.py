@@ -23,7 +23,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_served import PROMPT, sample, sampler_on
 
+from compactionrl.config import LoraConfig
 from compactionrl.models import Transformer, load_policy
+from compactionrl.models.lora import add_adapters
 from compactionrl.samplers.http import ServerFailed, ServerUnreachable
 from compactionrl.samplers.protocol import SamplerRefused
 from compactionrl.samplers.push import (
@@ -37,6 +39,8 @@ from compactionrl.samplers.push import (
     stale,
 )
 from compactionrl.samplers.served import ServedSampler
+
+DEMO = Path(__file__).parents[2] / "src" / "compactionrl" / "bases" / "demo"
 
 
 @pytest.fixture(params=[FakeVLLM, FakeSGLang])
@@ -465,6 +469,26 @@ def test_who_follows_in_part_is_found_where_the_rounding_is_small(rng: Any, size
     change = size * rng.normal(size=63)
     before = old + 1e-3 * size * rng.normal(size=63)
     assert lags(before, old, before + share * change, old + change, 1e-5)
+
+
+def test_merged_adapters_are_the_policy_in_bfloat16_too(tmp_path: Path) -> None:
+    """The first push is of the base, on which a server of the same kernels agrees to the last bit; from then on both round."""
+    policy = load_policy(DEMO, dtype=torch.bfloat16)
+    add_adapters(policy, LoraConfig(rank=16))
+    push = WeightPush(policy, tmp_path)
+    generator, before = torch.Generator().manual_seed(0), None
+    for version in range(4):
+        asyncio.run(push.publish(version))
+        weights = push.current
+        assert weights is not None
+        read = WeightPush(load_policy(weights.folder, dtype=torch.bfloat16), tmp_path)._probe()
+        reading = Reading(read.logprobs.tolist(), 5, float(read.following[5]))
+        push.judge("server", weights, reading, before)
+        before = weights, reading
+        with torch.no_grad():
+            for p in policy.parameters():
+                if p.requires_grad:
+                    p += 1e-4 * torch.randn(p.shape, generator=generator).sign().bfloat16()
 
 
 def test_no_change_says_nothing() -> None:

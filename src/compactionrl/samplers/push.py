@@ -30,6 +30,9 @@ TOLERANCES = {torch.float32: 2e-3, torch.bfloat16: 1.0}
 """Most that a log-probability of the probe may differ: kernels round differently, and a probe has unlikely tokens, too."""
 NOISE = {torch.float32: 2e-5, torch.bfloat16: 5e-3}
 """Changes in a log-probability that tell nothing."""
+ROUNDING = {torch.float32: 2e-5, torch.bfloat16: 6e-2}
+"""What rounding puts between two ways to compute a log-probability, on average, also where it happened to be 0 before: adapters
+that begin at zero change nothing, and in bfloat16 base and adapters round otherwise than the merged weights that servers get."""
 
 
 class WeightMismatch(SamplerRefused):
@@ -76,7 +79,7 @@ class WeightPush:
         self.folder = folder.resolve()
         self.temperature = temperature or 1.0  # greedy sampling comes with log-probabilities at 1
         self.tolerance = tolerance or TOLERANCES[policy.head_weight.dtype]
-        self.noise = NOISE[policy.head_weight.dtype]
+        self.noise, self.rounding = NOISE[policy.head_weight.dtype], ROUNDING[policy.head_weight.dtype]
         self.token_ids = probe_tokens(policy.config.vocab_size, policy.config.max_position_embeddings - 1)
         self.current: Weights | None = None
         self._first: Weights | None = None
@@ -104,8 +107,10 @@ class WeightPush:
                 f"has log-probability {reading.logprob:.5f} for token {reading.token_id}, which it sampled behind the probe, "
                 f"the policy {sampled:.5f} at temperature {self.temperature}",
             )
-        if before is not None and lags(before[1].logprobs, before[0].probe.logprobs, found, expected, self.noise):
-            self._refuse(server, weights, f"did not follow the change of the weights: it has {numbers}")
+        if before is not None:
+            moves = before[1].logprobs, before[0].probe.logprobs, found, expected
+            if stale(*moves, self.noise) or lags(*moves, self.rounding):
+                self._refuse(server, weights, f"did not follow the change of the weights: it has {numbers}")
         for earlier in (self._first, before[0] if before else None):
             if earlier is not None and stale(
                 earlier.probe.logprobs, earlier.probe.logprobs, found, expected, self.noise
@@ -154,15 +159,13 @@ def stale(before: Any, before_expected: Any, found: np.ndarray, expected: np.nda
     return bool(np.abs(change).max() > noise and np.linalg.norm(moved) < 0.5 * np.linalg.norm(moved - change))
 
 
-def lags(before: Any, before_expected: Any, found: np.ndarray, expected: np.ndarray, noise: float) -> bool:
-    """Whether a server's log-probabilities followed the policy's change not at all, or in part only. All [n].
+def lags(before: Any, before_expected: Any, found: np.ndarray, expected: np.ndarray, rounding: float) -> bool:
+    """Whether a server's log-probabilities followed the policy's change in part only, or went elsewhere. All [n].
 
-    What the kernels' rounding puts between server and policy is nearly the same before and after, and so drops out. A part
-    that is missing, a tenth of the change or more, is only seen where it is well above that rounding.
+    What the kernels' rounding puts between server and policy, at least `rounding`, is nearly the same before and after, and so
+    drops out. A part that is missing, a tenth of the change or more, is only seen where it is well above that rounding.
     """
-    if stale(before, before_expected, found, expected, noise):
-        return True
     change, moved = expected - np.asarray(before_expected), found - np.asarray(before)
-    rounding = np.linalg.norm(np.maximum(noise, np.abs(np.asarray(before) - before_expected)))
+    apart = np.linalg.norm(np.maximum(rounding, np.abs(np.asarray(before) - before_expected)))
     missing, whole = np.linalg.norm(moved - change), np.linalg.norm(change)
-    return bool(missing > 0.5 * whole > 2 * rounding or missing > max(0.1 * whole, 4 * rounding))
+    return bool(missing > 0.5 * whole > 2 * apart or missing > max(0.1 * whole, 4 * apart))

@@ -20,7 +20,7 @@ from compactionrl.environments.protocol import Response
 from compactionrl.rollout.job import Job
 from compactionrl.rollout.ledger import Rollout
 from compactionrl.rollout.loop import RolloutSettings
-from compactionrl.rollout.stream import Collected, CollectionError, Stream
+from compactionrl.rollout.stream import Collected, CollectionError, Queue, Stream, Unit
 from compactionrl.samplers.protocol import Sampled
 
 
@@ -156,6 +156,41 @@ def test_no_token_is_too_old_and_units_come_in_their_order(
     assert seen == list(range(sum(batch.units for batch in found))), "a cursor: trained once, or counted as dropped"
     assert set(seen) & bad == {index for batch in found for index in indices(batch.dropped)}
     assert tasks.started == sorted(tasks.started)
+
+
+def next_batch(queue: Sequence[Unit], count: int) -> list[Unit]:
+    """The definition: units from the front, until they have `count` rollouts."""
+    return [unit for i, unit in enumerate(queue) if sum(before.size for before in queue[:i]) < count]
+
+
+@settings(max_examples=200, deadline=None)
+@given(count=st.integers(1, 6), size=st.integers(1, 3), rng=st.randoms(use_true_random=False))
+def test_units_are_counted_as_they_stand_in_the_queue(count: int, size: int, rng: random.Random) -> None:
+    """Whatever starts, ends and breaks down, in any order: all that the queue says is what a look at every unit says."""
+    queue, standing, numbered = Queue(count), [], enumerate(units(size=size))
+    for _ in range(60):
+        running = [unit for unit in standing if not unit.ended]
+        due = next_batch(standing, count)
+        if rng.random() < 0.4:
+            standing.append(Unit(*next(numbered)))
+            queue.add(standing[-1])
+        elif running:
+            unit = rng.choice(running)
+            ends = [rng.choice(["submitted"] * 4 + ["error"]) for _ in unit.jobs]
+            unit.rollouts = [Rollout(job.rollout_id, "", end=end) for job, end in zip(unit.jobs, ends, strict=True)]
+            queue.settle(unit)
+        elif queue.full:
+            behind = standing[len(due) :]
+            broken = next((i for i, unit in enumerate(behind) if not unit.broken), len(behind))
+            taken, standing = due + behind[:broken], behind[broken:]
+            batch = queue.take()
+            assert batch.rollouts == [r for unit in taken if not unit.broken for r in unit.rollouts]
+            assert batch.units == len(taken)
+        due = next_batch(standing, count)
+        assert queue.expected == sum(unit.size for unit in standing)
+        assert queue.ready == sum(unit.size for unit in due if unit.ended)
+        assert queue.full == (sum(unit.size for unit in due) >= count)
+        assert queue.ended == all(unit.ended for unit in due)
 
 
 def test_a_straggler_is_waited_for_while_the_batches_ahead_run() -> None:

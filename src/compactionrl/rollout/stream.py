@@ -76,6 +76,63 @@ class Unit:
         return 0 if self.broken else len(self.jobs)
 
 
+class Queue:
+    """Units in their order, counted: those that are expected to make up the next batch of `count` rollouts, then all others."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.expected = 0
+        """Rollouts that all units have, or will have."""
+        self.ready = 0
+        """Rollouts of the next batch that have ended."""
+        self._next: deque[Unit] = deque()
+        self._later: deque[Unit] = deque()
+        self._due = 0
+
+    @property
+    def full(self) -> bool:
+        return self._due >= self.count
+
+    @property
+    def ended(self) -> bool:
+        """Whether every unit of the next batch has ended."""
+        return self.ready == self._due
+
+    def add(self, unit: Unit) -> None:
+        self.expected += unit.size
+        self._later.append(unit)
+        self._fill()
+
+    def settle(self, unit: Unit) -> None:
+        """`unit` has ended. If it broke down, the next batch takes a later one instead."""
+        lost = len(unit.jobs) - unit.size
+        self.expected -= lost
+        if unit.number <= self._next[-1].number:
+            self.ready += unit.size
+            self._due -= lost
+            self._fill()
+
+    def take(self) -> Collected:
+        """The next batch, and with it the units behind it that broke down already."""
+        batch = Collected()
+        while self._later and self._later[0].broken:
+            self._next.append(self._later.popleft())
+        for unit in self._next:
+            batch.add(unit)
+        self.expected -= self._due
+        self._next.clear()
+        self._due = self.ready = 0
+        self._fill()
+        return batch
+
+    def _fill(self) -> None:
+        while self._later and not self.full:
+            unit = self._later.popleft()
+            self._next.append(unit)
+            self._due += unit.size
+            self.ready += unit.size * unit.ended
+
+
 class Stream:
     """Batches of `count` rollouts, of units in the order in which they started; at most `batches` of them.
 
@@ -109,11 +166,11 @@ class Stream:
         on_rollout: Callable[[Rollout], None] | None = None,
     ) -> None:
         self.tasks, self.sampler, self.chat, self.settings = tasks, sampler, chat, settings
-        self.count, self.ahead, self.batches = count, ahead, batches
+        self.ahead, self.batches = ahead, batches
         self.retries, self.summariser, self.on_rollout = retries, summariser, on_rollout
         self._numbered = enumerate(units)
         self._exhausted = False
-        self._queue: deque[Unit] = deque()
+        self._queue = Queue(count)
         self._tasks: set[asyncio.Task[None]] = set()
         self._broken: set[int] = set()
         self._failure: Exception | None = None
@@ -130,14 +187,10 @@ class Stream:
         Raises CollectionError when units only break down, and whatever makes a rollout impossible to run at all.
         """
         self._fill(self.ahead + 1)
-        while not self._complete():
+        while not (self._queue.ended and (self._queue.full or self._exhausted)):
             await self._wait()
         self.batches -= 1
-        batch, rollouts = Collected(), 0
-        while self._queue and (rollouts < self.count or self._queue[0].broken):
-            unit = self._queue.popleft()
-            rollouts += unit.size
-            batch.add(unit)
+        batch = self._queue.take()
         self._fill(self.ahead)
         return batch
 
@@ -161,13 +214,7 @@ class Stream:
     @property
     def ready(self) -> int:
         """Rollouts of the next batch that have ended."""
-        found = expected = 0
-        for unit in self._queue:
-            if expected >= self.count:
-                break
-            expected += unit.size
-            found += unit.size * unit.ended
-        return found
+        return self._queue.ready
 
     @property
     def busy_seconds(self) -> float:
@@ -176,32 +223,20 @@ class Stream:
 
     def _fill(self, batches: int) -> None:
         """Start units until so many batches, but none beyond the last one, can be expected from the queue."""
-        self._allowed = self.count * min(batches, self.batches)
+        self._allowed = self._queue.count * min(batches, self.batches)
         self._refill()
 
     def _refill(self) -> None:
-        expected = sum(unit.size for unit in self._queue)
-        while expected < self._allowed and not self._exhausted:
+        while self._queue.expected < self._allowed and not self._exhausted:
             number, jobs = next(self._numbered, (0, None))
             if jobs is None:
                 self._exhausted = True
                 break
             unit = Unit(number, jobs)
-            self._queue.append(unit)
-            expected += unit.size
+            self._queue.add(unit)
             task = asyncio.create_task(self._run_unit(unit))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-
-    def _complete(self) -> bool:
-        rollouts = 0
-        for unit in self._queue:
-            if rollouts >= self.count:
-                break
-            if not unit.ended:
-                return False
-            rollouts += unit.size
-        return rollouts >= self.count or self._exhausted
 
     async def _wait(self) -> None:
         """Until something has changed. Raises what stopped the stream."""
@@ -219,6 +254,7 @@ class Stream:
                 running = [group.create_task(self._run(job)) for job in unit.jobs]
             unit.rollouts = [task.result()[0] for task in running]
             unit.retried = sum(task.result()[1] for task in running)
+            self._queue.settle(unit)
             if unit.broken:
                 self._check_neighbours(unit)
             elif self.on_rollout:

@@ -101,13 +101,14 @@ def evaluated(folder: Path) -> dict[str, Any]:
 def trained(run: Path, base: Path) -> dict[str, Any]:
     """What the run logged, how far the weights moved, and how far sampler and trainer are apart."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    stated = re.search(r"needed\W+([\d.]+ \w+)", (run.parent / "log.txt").read_text())
+    log = (run.parent / "log.txt").read_text()
+    stated = [re.search(rf"{line}\W+([\d.]+ \w+)", log) for line in ("needed", "with the process and .*, at most")]
     policy, begun = (
         merged_state(load_policy(folder)) for folder in (run / "checkpoints" / "step-000003" / "policy", base)
     )
     return {
         "steps": [{key: line[key] for key in LOGGED} for line in lines if line["phase"] == "train"],
-        "stated": stated[1] if stated else None,
+        "stated": ", at most ".join(found[1] for found in stated if found),
         "weights_moved": max(float((policy[name] - begun[name]).abs().max()) for name in begun),
         "logprob_difference": max(differences(run, base)),
     }
@@ -143,7 +144,8 @@ def page(found: dict[str, dict[str, Any]]) -> str:
         "# A real model: SmolLM2-135M-Instruct",
         "",
         f"Measured by `benchmarks/smollm2.py` on {machine()}, one thread. Other work may have run on the machine: CPU minutes",
-        "say more than wall time. Memory is the most that the process held at a time.",
+        "say more than wall time. Memory held is the most that the process had at a time; stated is what the run",
+        "needs, and at most holds, by its own words.",
         "",
         "| what | wall minutes | CPU minutes | memory held, GiB | memory stated before |",
         "|---|---|---|---|---|",
@@ -153,7 +155,7 @@ def page(found: dict[str, dict[str, Any]]) -> str:
         lines.append(f"| {TITLES[name]} | {figures} | {run.get('stated', '')} |")
     lines += ["", "The commands, with the model in `models/smollm2`:", "", "```"]
     lines += ["compactionrl fetch-demo-model models/smollm2", *(run["command"] for run in found.values()), "```", ""]
-    for name in ("eval", "eval-logbook"):
+    for name in (name for name in RUNS if name.startswith("eval")):
         lines += [
             "",
             f"## {TITLES[name].capitalize()}",

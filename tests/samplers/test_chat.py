@@ -109,7 +109,7 @@ def test_a_call_of_old() -> None:
     ("finish", "expected"),
     [
         *(("stop", "stop"), ("tool_calls", "stop"), ("eos", "stop"), (None, "stop")),
-        *(("length", "length"), ("max_tokens", "length"), ("content_filter", "length")),
+        *(("length", "length"), ("max_tokens", "length"), ("content_filter", "length"), ("sensitive", "length")),
     ],
 )
 def test_how_it_ended(finish: str | None, expected: str) -> None:
@@ -129,11 +129,25 @@ def test_a_reply_that_says_nothing_is_asked_for_again_and_named(reply: Any) -> N
             complete(server, retries=1)
 
 
-def test_a_reply_that_broke_off_is_asked_for_again() -> None:
+@pytest.mark.parametrize("finish", ["abort", "error", "network_error"])
+def test_a_reply_that_broke_off_is_asked_for_again(finish: str) -> None:
     server = FakeChat()
     with running(server):
-        server.faults.extend([lambda _, good: good, lambda *_: completion("hel", "abort")])
+        server.faults.extend([lambda _, good: good, lambda *_: completion("hel", finish)])
         assert complete(server).text == "hello"
+
+
+def test_a_reply_for_which_the_server_has_no_room_is_refused() -> None:
+    with pytest.raises(SamplerRefused, match=r"below context\.budget.*it says: model_context_window_exceeded"):
+        answered("hel", "model_context_window_exceeded")
+
+
+def test_halves_of_surrogate_pairs_are_sent_as_question_marks() -> None:
+    """Names of files that are no UTF-8 are in what an environment tells, and a summariser is told it as it is."""
+    server = FakeChat()
+    with running(server):
+        complete(server, messages=[{"role": "user", "content": "ls: \udcff.txt, 漢"}])
+    assert server.bodies[0]["messages"][0]["content"] == "ls: ?.txt, 漢"
 
 
 # ---------------------------------------------------------------- what they count

@@ -15,7 +15,7 @@ from typing import Any
 from compactionrl.config import ServerConfig
 from compactionrl.samplers.http import Server, ServerPool
 from compactionrl.samplers.protocol import Reply, SamplerRefused
-from compactionrl.samplers.reply import read_reply
+from compactionrl.samplers.reply import context_too_short, read_reply
 from compactionrl.samplers.served import PROBE_SECONDS, choose_model
 
 LOG = logging.getLogger(__name__)
@@ -132,10 +132,7 @@ class ChatEndpoint:
             raise error
         words = objection[1]
         if CONTEXT.search(words):
-            raise SamplerRefused(
-                f"{server.name}: the context limit of the server is below context.budget, whose count is approximate: lower "
-                f"context.budget, or serve the model with a longer context; it says{words}"
-            ) from None
+            raise context_too_short(server, words) from None
         for name in optional_parameters(sent):
             if re.search(rf"\b{name}\b", words) and (name != "max_tokens" or "max_completion_tokens" in words):
                 LOG.warning("%s does not take %s; it is left out", server.name, name)

@@ -235,7 +235,7 @@ class ServerPool(Generic[S]):
                 self._client.stream(
                     method,
                     server.url + path,
-                    json=body,
+                    content=None if body is None else encoded(body),
                     headers=self._headers(affinity),
                     extensions={"trace": server.trace},
                 ) as response,
@@ -282,7 +282,8 @@ class ServerPool(Generic[S]):
         return text.replace(self.key, "***") if self.key else text
 
     def _headers(self, affinity: str) -> dict[str, str]:
-        headers = {"Accept-Encoding": "identity"}  # a bomb must not unfold in our memory
+        headers = {"Content-Type": "application/json"}
+        headers["Accept-Encoding"] = "identity"  # a bomb must not unfold in our memory
         if affinity:
             headers["X-Session-ID"] = hashlib.sha256(affinity.encode(errors="replace")).hexdigest()[:32]
         if self.key:
@@ -323,6 +324,11 @@ class ServerPool(Generic[S]):
 
 def rank(affinity: str, url: str) -> bytes:
     return hashlib.blake2b(f"{affinity}\n{url}".encode(errors="replace"), digest_size=8).digest()
+
+
+def encoded(body: Any) -> bytes:
+    """As JSON. Halves of surrogate pairs (file names that are no UTF-8, say), which cannot be sent, become question marks."""
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode(errors="replace")
 
 
 async def read(response: httpx.Response, limit: int) -> bytes | None:

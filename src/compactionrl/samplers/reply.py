@@ -7,20 +7,22 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from compactionrl.samplers.http import MalformedReply, Server
-from compactionrl.samplers.protocol import Reply, Reported, SpokenCall
+from compactionrl.samplers.protocol import Reply, Reported, SamplerRefused, SpokenCall
 from compactionrl.samplers.served import dig
 
-CUT = ("length", "max_tokens", "content_filter")
+CUT = ("length", "max_tokens", "content_filter", "sensitive")
 """Finish reasons of a response that did not end by itself."""
-BROKEN = ("abort", "error", "insufficient_system_resource")
+BROKEN = ("abort", "error", "insufficient_system_resource", "network_error")
 """Those of one that is to be asked for again."""
+FULL = ("model_context_window_exceeded",)
+"""Those of one for which the server has no room."""
 LONGEST_TOKEN = 24
 """Characters that a token has on average at most, whatever the text. Who reports fewer tokens counts something else."""
 MOST_TOKENS = 1 << 40
 
 
 def read_reply(server: Server, data: Any, prompt_characters: int) -> Reply:
-    """Raises MalformedReply. `prompt_characters`: of the prompt, for whether what is reported can be."""
+    """Raises MalformedReply; SamplerRefused where the server had no room. `prompt_characters`: of the prompt, for whether what is reported can be."""
     choice = dig(data, "choices", 0)
     message = dig(choice, "message")
     finish = dig(choice, "finish_reason")
@@ -28,6 +30,8 @@ def read_reply(server: Server, data: Any, prompt_characters: int) -> Reply:
         raise MalformedReply(f"{server.name}: a reply without a message: {json.dumps(data)[:200]}")
     if finish in BROKEN:
         raise MalformedReply(f"{server.name}: a reply that broke off ({finish})")
+    if finish in FULL:
+        raise context_too_short(server, f": {finish}")
     content = message.get("content")
     if content is None:
         content = message.get("refusal") or ""
@@ -44,6 +48,13 @@ def read_reply(server: Server, data: Any, prompt_characters: int) -> Reply:
     reply = Reply(text, thinking, list(calls(server, message)), cut)
     reply.reported = reported(dig(data, "usage"), reply, prompt_characters)
     return reply
+
+
+def context_too_short(server: Server, words: str) -> SamplerRefused:
+    return SamplerRefused(
+        f"{server.name}: the context limit of the server is below context.budget, whose count is approximate: lower "
+        f"context.budget, or serve the model with a longer context; it says{words}"
+    )
 
 
 def text_parts(server: Server, content: Any) -> Iterator[tuple[Literal["text", "thinking"], str]]:

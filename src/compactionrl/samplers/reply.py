@@ -22,7 +22,10 @@ MOST_TOKENS = 1 << 40
 
 
 def read_reply(server: Server, data: Any, prompt_characters: int) -> Reply:
-    """Raises MalformedReply; SamplerRefused where the server had no room. `prompt_characters`: of the prompt, for whether what is reported can be."""
+    """Raises MalformedReply; SamplerRefused where the server had no room.
+
+    `prompt_characters`: of the prompt, for whether what is reported can be.
+    """
     choice = dig(data, "choices", 0)
     message = dig(choice, "message")
     finish = dig(choice, "finish_reason")

@@ -6,8 +6,9 @@ from typing import Any, Literal, NamedTuple
 
 from compactionrl.config import ServerConfig
 from compactionrl.rollout.chat import ChatFormat
+from compactionrl.samplers.chat import unlisted
 from compactionrl.samplers.http import Server, ServerPool
-from compactionrl.samplers.protocol import SamplerError
+from compactionrl.samplers.protocol import SamplerError, SamplerRefused
 from compactionrl.samplers.served import choose_model, dig
 
 Api = Literal["vllm", "sglang", "chat"]
@@ -22,10 +23,16 @@ class Endpoint(NamedTuple):
 
 
 async def identify(config: ServerConfig) -> Endpoint:
-    """Ask the first of the servers that answers. Raises SamplerError if none does, or if it refuses the key or the model."""
+    """Ask the first of the servers that answers; one that lists no models completes chats with the configured one.
+
+    Raises SamplerError if none answers, or if it refuses the key or the model.
+    """
     pool = ServerPool(config, Server)
     try:
-        server, listed = await first_answer(pool)
+        try:
+            server, listed = await first_answer(pool)
+        except SamplerRefused as error:
+            return Endpoint("chat", unlisted(error, config))
         model = choose_model(server, listed, config, 0)
         if await speaks_sglang(pool, server):
             return Endpoint("sglang", model)

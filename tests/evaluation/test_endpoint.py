@@ -98,6 +98,17 @@ def test_the_key_is_a_summarisers_where_only_its_replies_need_one() -> None:
             asyncio.run(optional(found, "start", 100))
 
 
+def test_a_summariser_may_be_an_endpoint_that_lists_no_models() -> None:
+    """As a policy may; its name is then the user's to give."""
+    with running(asked := FakeChat(lists=False)):
+        config = load_config(DEMO, {"evaluation.summariser_model": asked.names[0]})
+        found, about = asyncio.run(open_summariser(config, asked.url, AGENT))
+        asyncio.run(optional(found, "start", 100))
+        assert about == f"{asked.names[0]}, from text"
+        with pytest.raises(SamplerRefused, match=r"404; check .*evaluation\.summariser_model"):
+            asyncio.run(open_summariser(load_config(DEMO), asked.url, AGENT))
+
+
 def test_a_choice_of_models_is_for_the_user() -> None:
     with running(server := FakeVLLM(names=("a", "b"))):
         assert asyncio.run(identify(settings(server, model="b"))).model == "b"

@@ -105,9 +105,7 @@ class ChatEndpoint:
         try:
             listed = await self.pool.call(server, "GET", "/v1/models", limit=LISTING, seconds=PROBE_SECONDS)
         except SamplerRefused as error:
-            if self.config.model and re.search(r"failed with 40[45]", str(error)):
-                return self.config.model
-            raise
+            return unlisted(error, self.config)
         return choose_model(server, listed, self.config, self.budget)
 
     async def _post(
@@ -140,6 +138,13 @@ class ChatEndpoint:
         if "max_tokens" in words or "max_completion_tokens" in words:
             raise SamplerRefused(f"{error}; lower context.response_tokens and context.summary_tokens") from None
         raise error
+
+
+def unlisted(error: SamplerRefused, config: ServerConfig) -> str:
+    """The model's name, if an endpoint does not list any and one is configured; raises `error` otherwise."""
+    if config.model and re.search(r"failed with 40[45]", str(error)):
+        return config.model
+    raise error
 
 
 def optional_parameters(sent: dict[str, Any]) -> Iterator[str]:

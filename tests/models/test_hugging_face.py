@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from peft import PeftModel
 from tiny_glm import ARCHITECTURES, SIZES, make_model, save_model
 from transformers import AutoModel, AutoModelForCausalLM
 
-from compactionrl.config import LoraConfig
+from compactionrl.config import ConfigError, LoraConfig
 from compactionrl.models import Critic, Policy, load_critic, load_policy, save_critic, save_policy
 from compactionrl.models.hugging_face import HuggingFacePolicy, similar
 from compactionrl.models.lora import add_adapters, save_adapters
@@ -223,8 +224,17 @@ def test_adapters_and_what_they_merge_into(tmp_path: Path) -> None:
     assert not torch.allclose(hidden, load(tmp_path / "base")(IDS, LENGTHS), atol=1e-3)
     save_adapters(policy, tmp_path / "adapters", tmp_path / "base")
     assert torch.equal(load(tmp_path / "adapters")(IDS, LENGTHS), hidden)
+    theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), tmp_path / "adapters")
+    logits = torch.cat([theirs(window[None]).logits[0] for window in IDS.split(LENGTHS)])
+    torch.testing.assert_close(hidden @ policy.head_weight.T, logits, rtol=1e-4, atol=1e-4)
     save_policy(policy, tmp_path / "merged")
     torch.testing.assert_close(load(tmp_path / "merged")(IDS, LENGTHS), hidden, rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_without_linear_layers_gets_no_adapters(tmp_path: Path) -> None:
+    other_model("gpt2", tmp_path)
+    with pytest.raises(ConfigError, match=r"no linear layers.*lora\.rank = 0"):
+        add_adapters(load(tmp_path), LoraConfig(rank=2))
 
 
 def test_auto_takes_our_own_decoder_where_it_can(tmp_path: Path) -> None:

@@ -51,12 +51,14 @@ def linear_layers(model: nn.Module) -> list[str]:
 def add_adapters(model: nn.Module, config: LoraConfig, *, seed: int = 0) -> None:
     """Adapt a policy or critic, in place: its base is frozen, its adapters (and a critic's value head) are trained.
 
-    Raises ConfigError for an unknown layer in `config.targets`.
+    Raises ConfigError for an unknown layer in `config.targets`, and for a model without linear layers.
     """
     from peft import LoraConfig as Adapters
     from peft import TaskType
 
     known = linear_layers(model)
+    if not known:
+        raise ConfigError("lora: this model has no linear layers to adapt; train it whole, with lora.rank = 0")
     if unknown := sorted(set(config.targets) - set(known)):
         raise ConfigError(
             f"lora.targets: this model has no linear layer {', '.join(unknown)}; it has {', '.join(known)}"

@@ -226,6 +226,20 @@ def test_requests_from_web_pages_are_refused(demo: Running) -> None:
     assert not demo.model.engine.paused
 
 
+def test_names_that_were_made_to_lead_here_are_refused(demo: Running) -> None:
+    """A page's own name may be made to resolve to loopback; it reads such an answer as its own, and sends no Origin."""
+    for host in ("example.com", "example.com:8000", "localhost.example.com", "127.0.0.1.example.com", "[", "10.0.0.1"):
+        found = demo.get("/v1/models", headers={"Host": host})
+        assert found.status_code == 403, host
+        error(demo.post("/pause", headers={"Host": host}), 403)
+    assert not demo.model.engine.paused
+    for host in ("localhost", "LOCALHOST:1", "127.0.0.1:8000", "[::1]:8000", "127.9.9.9"):
+        assert demo.get("/v1/models", headers={"Host": host}).status_code == 200, host
+    with running(key="k") as server:  # which no page knows: behind a proxy, any name may be ours
+        headers = {"Host": "models.example.com", "Authorization": "Bearer k"}
+        assert server.get("/v1/models", headers=headers).status_code == 200
+
+
 def test_bodies_that_are_too_long(demo: Running) -> None:
     limit = demo.model.body_limit
     for content in (b" " * (limit + 1), b'{"prompt": "' + b"a" * limit + b'"}'):
@@ -241,7 +255,7 @@ def test_a_body_that_never_comes(demo: Running, monkeypatch: pytest.MonkeyPatch)
     host, port = demo.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as connection:
         head = (
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
         )
         connection.sendall(head)
         assert b" 408 " in connection.recv(65536).split(b"\r\n")[0]

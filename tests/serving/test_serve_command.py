@@ -15,7 +15,7 @@ import pytest
 from serving_harness import PROMPT, in_process
 
 from compactionrl.cli import main
-from compactionrl.serving.serve import is_loopback
+from compactionrl.serving.guard import is_loopback
 
 HTTP = httpx.Client(timeout=60)
 SRC = Path(__file__).parents[2] / "src"
@@ -125,8 +125,12 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"--host 127.0.0.1 --port {port}: " in fails(capsys, "--port", str(port))
 
 
-def test_mistakes_are_one_message(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_mistakes_are_one_message(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     assert "NO_SUCH_KEY is not set" in fails(capsys, "--key-variable", "NO_SUCH_KEY", "--port", "0")
+    monkeypatch.setenv("OUR_KEY", "clé")  # no client could send it
+    assert "cannot be an API key" in fails(capsys, "--key-variable", "OUR_KEY", "--port", "0")
     assert "--allow-weights-from" in fails(capsys, "--allow-weights-from", str(tmp_path / "none"), "--port", "0")
     assert "512 positions" in fails(capsys, "--max-length", "513", "--port", "0")
     assert "no policy can be loaded" in fails(capsys, "--checkpoint", str(tmp_path), "--port", "0")

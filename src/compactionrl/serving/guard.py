@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hmac
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -16,7 +18,8 @@ MOST_REQUESTS = 1024
 class Guard:
     """Lets requests through to `app`: with the key, if there is one, and never from a web page.
 
-    A browser lets any page that its user visits send requests to servers on loopback; it names the page in `Origin`.
+    A browser lets any page that its user visits send requests to servers on loopback; it names the page in `Origin`. A page
+    whose own name was made to lead to loopback ("DNS rebinding") reads without one, but its name is in `Host`.
     """
 
     def __init__(self, app: ASGIApp, key: str = "") -> None:
@@ -28,7 +31,7 @@ class Guard:
             refused = ApiError(503, f"{MOST_REQUESTS} requests are open: try again", headers={"Retry-After": "1"})
             return await refused.reply()(scope, receive, send)
         try:
-            self.check(Headers(scope=scope), scope["path"])
+            self.check(Headers(scope=scope), scope["path"], (scope.get("server") or ("",))[0])
         except ApiError as error:
             return await error.reply()(scope, receive, send)
         self.open += 1
@@ -37,9 +40,27 @@ class Guard:
         finally:
             self.open -= 1
 
-    def check(self, headers: Headers, path: str) -> None:
+    def check(self, headers: Headers, path: str, address: str) -> None:
+        """`address`: of this machine, to which the request came."""
         if "origin" in headers:
             raise ApiError(403, "requests from web pages are refused")
+        if not self.expected and is_loopback(address) and not is_loopback(host := host_name(headers)):
+            raise ApiError(403, f"requests to {host[:100]!r} are refused on loopback: ask for localhost, or set a key")
         given = headers.get("authorization", "").encode()
         if self.expected and path != "/health" and not hmac.compare_digest(given, self.expected):
             raise ApiError(401, "the API key is missing or wrong", headers={"WWW-Authenticate": "Bearer"})
+
+
+def host_name(headers: Headers) -> str:
+    """That the client asked for, without its port; loopback's if it does not say, as no browser does."""
+    try:
+        return urlsplit(f"//{headers.get('host') or 'localhost'}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ipaddress import ip_address
 from pathlib import Path
 
 import torch
@@ -18,8 +16,10 @@ import uvicorn
 
 from compactionrl import build
 from compactionrl.config import Config, ConfigError
+from compactionrl.samplers.http import read_key
 from compactionrl.serving.app import create_app
 from compactionrl.serving.engine import Engine
+from compactionrl.serving.guard import is_loopback
 from compactionrl.serving.model import ServedModel
 from compactionrl.serving.sessions import Sessions
 from compactionrl.serving.weights import Weights
@@ -42,7 +42,7 @@ def serve(
     weights_from: Path | None = None,
 ) -> None:
     """Serve the policy in `folder` until SIGINT or SIGTERM. Raises ConfigError for what cannot work."""
-    key = read_key(key_variable)
+    key = read_key(key_variable, "--key-variable")
     if weights_from and not weights_from.is_dir():
         raise ConfigError(f"--allow-weights-from {weights_from}: there is no such folder")
     with listen(host, port) as listener:
@@ -128,18 +128,3 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise ConfigError(f"--host {host} --port {port}: {error}") from None
     return listener
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def read_key(variable: str) -> str:
-    """The API key in an environment variable. It is in no message of ours."""
-    key = os.environ.get(variable, "") if variable else ""
-    if variable and not key.strip():
-        raise ConfigError(f"--key-variable: the environment variable {variable} is not set")
-    return key.strip()

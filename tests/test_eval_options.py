@@ -9,8 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compactionrl.config import ConfigError, load_config, parse_config
+from compactionrl.environments.logbook import TOOLS
 from compactionrl.eval_options import FAMILY, eval_keys, size, sizes
 from compactionrl.evaluation.modes import for_mode
+from compactionrl.rollout.budget import ContextBudget
+from compactionrl.rollout.text_chat import TextFormat
 
 
 def test_every_option_is_a_key() -> None:
@@ -103,6 +106,15 @@ def test_sizes_follow_a_smaller_budget() -> None:
     }
 
 
+@pytest.mark.parametrize("budget", ["2k", "8k", "32k", "64k"])
+@pytest.mark.parametrize("asked", [{"api": "chat"}, {"api": "chat", "tokenizer": Path("tok")}, {}])
+def test_an_endpoint_of_text_gets_room_for_requests_of_text(budget: str, asked: dict[str, Any]) -> None:
+    """Which count more than tokens, and answer every call that they leave open."""
+    config = load_config(None, eval_keys(None, {}, url="http://a", budget=budget, **asked))
+    for mode in ("x1", "x4", "long"):
+        ContextBudget.measure(for_mode(config, mode), TextFormat(), TOOLS)
+
+
 def test_sizes_of_the_paper_stay_from_64k_on() -> None:
     for budget in ("64k", "80k", "128k"):
         assert eval_keys(None, {}, budget=budget).keys() == {"context.budget"}
@@ -133,6 +145,7 @@ def test_every_budget_from_1k_on_works_in_every_mode(budget: int) -> None:
         ({"api": "vllm"}, "--url"),
         ({"checkpoint": Path("c"), "url": "http://a"}, "choose one"),
         ({"checkpoint": Path("c"), "tokenizer": Path("t")}, "choose one"),
+        ({"url": "http://a", "api": "openai"}, "choose auto, vllm, sglang, chat"),
         ({"tasks": "chess"}, "notes, logbook, deliveries"),
     ],
 )

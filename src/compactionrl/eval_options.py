@@ -17,6 +17,9 @@ SIZE = re.compile(r"([1-9]\d*)([kKmM]?)")
 UNIT = {"": 1, "k": 1024, "m": 1024**2}
 FRAME = 512
 """Tokens that a framed summary request takes, with room for the calls that it leaves unanswered."""
+TEXT_FRAME = 1024
+"""The same as windows of text count it."""
+APIS = ("auto", "vllm", "sglang", "chat")
 
 
 def eval_keys(
@@ -47,6 +50,8 @@ def eval_keys(
         raise ConfigError(
             "--model and --api are about a served model: give its --url. A local folder goes to --checkpoint"
         )
+    if api and api not in APIS:
+        raise ConfigError(f"--api {api}: choose {', '.join(APIS)}")
     if checkpoint and (tokenizer or url):
         raise ConfigError("--checkpoint is sampled from in this process, --url elsewhere: choose one")
     keys: dict[str, Any] = {
@@ -68,7 +73,10 @@ def eval_keys(
     first: dict[str, Any] = {}
     if budget:
         keys["context.budget"] = size(budget)
-        first = {f"context.{key}": n for key, n in sizes(size(budget)).items() if key not in given.get("context", {})}
+        has_tokens = tokenizer or "path" in given.get("model", {}) or "model.path" in overrides
+        frame = TEXT_FRAME if api == "chat" or (served and not has_tokens) else FRAME
+        follow = sizes(size(budget), frame)
+        first = {f"context.{key}": n for key, n in follow.items() if key not in given.get("context", {})}
     if tokenizer and "renderer" not in given.get("model", {}):
         first["model.renderer"] = "auto"  # what the tokenizer's own template renders as, unless someone knows better
     if tasks and keys["environment.tasks"] != in_file:
@@ -76,10 +84,10 @@ def eval_keys(
     return first | overrides | {key: value for key, value in keys.items() if value is not None}
 
 
-def sizes(budget: int) -> dict[str, int]:
+def sizes(budget: int, frame: int = FRAME) -> dict[str, int]:
     """The other sizes of a context of `budget` tokens: the defaults from 64k on, in proportion to them below.
 
-    But a threshold always leaves room for a framed summary request.
+    But a threshold always leaves room for a summary and its framed request of at most `frame` tokens.
     """
     default = {key: field.default for key, field in ContextConfig.model_fields.items()}
     if budget >= default["budget"]:
@@ -93,7 +101,7 @@ def sizes(budget: int) -> dict[str, int]:
         "summary_tokens": summary,
         "min_response": least,
         "response_tokens": max(share("response_tokens"), least),
-        "threshold": max(share("threshold"), summary + least + FRAME),
+        "threshold": max(share("threshold"), summary + least + frame),
     }
 
 

@@ -38,9 +38,13 @@ ELSEWHERE = ("lora", "warm_start", "train", "run")
 FREE = {
     "sampling.concurrency",
     *(f"evaluation.{key}" for key in ("modes", "runs", "summarisers", "final_tasks", "every", "tasks")),
-    *(f"evaluation.{key}" for key in ("prompt_price", "completion_price", "summariser_key_variable")),
+    *(
+        f"evaluation.{key}"
+        for key in ("prompt_price", "completion_price", "summariser_model", "summariser_key_variable")
+    ),
 }
-"""Keys that say how much is measured, and how: no rollout depends on them. So do those of [server], all but the model."""
+"""Keys that say how much is measured, and how: no rollout depends on them, or its arm's name says it. So do those of [server],
+all but the model."""
 
 
 class ResultsFolder:

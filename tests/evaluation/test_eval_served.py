@@ -108,6 +108,22 @@ def test_a_served_summariser_takes_tokens_if_its_tokenizer_is_the_policys(
     assert excluded == {"written by another summariser"}
 
 
+def test_a_summariser_by_the_name_of_its_model_is_measured_on_top(
+    capsys: pytest.CaptureFixture[str], base: Path, tmp_path: Path
+) -> None:
+    short = ["--limit", "2", "--modes", "x4", "--limits.turns", "12", "--output", str(tmp_path / "r")]
+    assert evaluate(capsys, *short)[0] == 0
+    before = ledgers(tmp_path / "r")
+    with serving(BASE, name="second") as url:
+        code, _, err = evaluate(capsys, *short, "--summariser", f"own,{url}", "--summariser-model", "second")
+    assert code == 0, err
+    assert list(results(tmp_path / "r")["arms"]) == ["x4", "x4+second"]
+    after = ledgers(tmp_path / "r")
+    assert len(after) == 2 * len(before)
+    assert {name: after[name] for name in before} == before
+    assert evaluate(capsys, *short)[0] == 0  # and is passed over where nobody asks for it
+
+
 def wait_for(path: Path, size: int, process: subprocess.Popen[str]) -> None:
     while not path.exists() or path.stat().st_size < size:
         assert process.poll() is None, process.communicate()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from compactionrl.config import ConfigError
@@ -189,12 +190,15 @@ def _tool_call(index: int, call: Any) -> ToolCall:
 
 def _spans(ids: list[int], indices: list[int], roles: list[str]) -> list[Span]:
     """A span per message, also for one that adds no token. Ids of no message belong to the one before, or to the first."""
-    spans, owner = [Span(role, []) for role in roles], 0
-    for token, index in zip(ids, indices, strict=True):
+    if len(ids) != len(indices):
+        raise RuntimeError("the chat format does not say which message each token is of; choose another model.renderer")
+    spans, owner, start = [Span(role, []) for role in roles], 0, 0
+    for index, run in groupby(indices):
         if 0 <= index < owner:
             raise RuntimeError("the chat format does not keep the messages' order; choose another model.renderer")
-        owner = max(owner, index)
-        spans[owner].ids.append(token)
+        owner, end = max(owner, index), start + len(list(run))
+        spans[owner].ids.extend(ids[start:end])
+        start = end
     return spans
 
 

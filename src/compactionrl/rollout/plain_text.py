@@ -34,16 +34,18 @@ class PlainTextTokenizer:
             [*range(0xD800, 0xE000), *(ord(name) for name in added if len(name) == 1)], "\ufffd"
         )
         self._names = sorted((name for name in added if len(name) > 1), key=len, reverse=True)
+        self._firsts = {name[0] for name in self._names}
         self._begins_special = re.compile(f"(?=(?:{'|'.join(map(re.escape, self._names))}))(.)", re.DOTALL)
         # Only tokens that are matched behind the tokenizer's normalisation can hide in another string.
         self._can_hide = any(token.normalized for token in tokenizer.added_tokens_decoder.values())
         # A chat format encodes the same few pieces around every message.
         self._encode_short = lru_cache(maxsize=4096)(self._encode_plain)
+        self._id_of = lru_cache(maxsize=4096)(tokenizer.convert_tokens_to_ids)
 
     def neutralise(self, text: str) -> str:
         """Break every string in `text` that would encode to a special token."""
         text = text.replace(MARK, "\ufffd").translate(self._single)
-        if any(name in text for name in self._names):
+        if any(first in text for first in self._firsts) and any(name in text for name in self._names):
             text = self._begins_special.sub(rf"\1{MARK}", text)
         if self._can_hide and self.special_ids.intersection(self.encode(text)):
             # The tokenizer's own normalisation made a special string out of another one: break it everywhere.
@@ -64,7 +66,7 @@ class PlainTextTokenizer:
         return self.base.apply_chat_template(messages, tokenize=False, **options)
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
-        return self.base.convert_tokens_to_ids(tokens)
+        return self._id_of(tokens) if isinstance(tokens, str) else self.base.convert_tokens_to_ids(tokens)
 
     def _encode_plain(self, text: str) -> list[int]:
         return self.base.encode(text, add_special_tokens=False)

@@ -299,6 +299,11 @@ def test_it_is_refused_in_bfloat16_too(kind: str, tmp_path: Path) -> None:
         load_policy(tmp_path, dtype=torch.bfloat16)
 
 
+def test_the_rounding_of_many_layers_is_no_reason_to_refuse(tmp_path: Path) -> None:
+    other_model("qwen2", tmp_path, num_hidden_layers=128, num_key_value_heads=2, initializer_range=0.3)
+    assert load_policy(tmp_path).implementation == "transformers"
+
+
 def test_what_was_checked_is_as_it_was_loaded(tmp_path: Path) -> None:
     for architecture in ARCHITECTURES:
         make_model(architecture, VOCABULARY, tmp_path / architecture)

@@ -40,6 +40,8 @@ PADDING = 0.25
 """Most of a batch that is padding: measured as faster than any window alone, and than all in one batch."""
 ENLARGED = 100.0
 """Factor of the hidden states that probe a head: what bends or shifts logits shows there."""
+ROUNDING = 1e-4
+"""Most that float32 rounds, of the largest value: 30 layers of SmolLM2 leave 4e-6; Mamba, computed otherwise, differs by 4e-3."""
 
 
 @dataclass(frozen=True)
@@ -319,5 +321,4 @@ def check_promises(policy: HuggingFacePolicy) -> None:
 
 
 def close(found: Tensor, expected: Tensor) -> bool:
-    """To what rounding leaves of their precision."""
-    return bool((found - expected).abs().max() <= 64 * torch.finfo(expected.dtype).eps * expected.abs().max())
+    return bool((found - expected).abs().max() <= ROUNDING * expected.abs().max())

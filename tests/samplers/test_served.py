@@ -399,6 +399,23 @@ def test_a_part_that_follows_has_a_random_stream_of_its_own() -> None:
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
+def test_an_abort_behind_the_last_token_cuts_nothing(kind: str) -> None:
+    """There is nothing left to ask for: a request of no tokens would be refused, and end the run."""
+    server = KINDS[kind][0]()
+    with running(server):
+        sampler = sampler_on(server)
+
+        async def main() -> Sampled:
+            await sampler.start(CONTEXT)
+            server.faults.append(change(kind, finish="abort"))
+            sampled = await sample(sampler, max_tokens=5)
+            await sampler.close()
+            return sampled
+
+        sampled = asyncio.run(main())
+    assert (len(sampled.token_ids), sampled.finish) == (5, "length")
+
+
 def test_aborts_without_a_token_do_not_go_on_for_ever(kind: str) -> None:
     server = KINDS[kind][0]()
     with running(server):

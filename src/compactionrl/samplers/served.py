@@ -378,11 +378,13 @@ def check_part(
             raise SamplerRefused(
                 f"{server.name}: it ended a response without returning the stop token, or at one that nobody asked for"
             )
-        case "length" if len(token_ids) < request.max_tokens:
+        case "length" | "abort" if len(token_ids) == request.max_tokens:  # an abort that came too late
+            return Part(token_ids, checked, "length", stamp)
+        case "length":
             raise SamplerRefused(
                 f"{server.name}: it cut a response at {len(token_ids)} tokens, where {request.max_tokens} were asked for: "
                 "start it with a longer context"
             )
-        case "length" | "abort":
-            return Part(token_ids, checked, finish, stamp)
+        case "abort":
+            return Part(token_ids, checked, "abort", stamp)
     raise MalformedReply(f"{where}: unknown finish reason {str(finish)[:40]}")

@@ -68,7 +68,10 @@ async def open_agent(config: Config, modes: Sequence[str]) -> Agent:
         folder = policy_folder(build.model_folder(config))
         return Agent(*open_policy(config, folder, modes), f"{folder} in this process")
     if "path" not in config.model.model_fields_set:
-        raise ConfigError(f"model.path: '{kind}' needs the model's tokenizer: give its folder with --tokenizer")
+        raise ConfigError(
+            f"model.path: '{kind}' needs the model's tokenizer: give its folder with --tokenizer, or measure text with "
+            "--api chat"
+        )
     chat = build.build_chat(config, build.model_folder(config))
     checked = await has_tokenizer(config.server, chat)
     if checked is False:

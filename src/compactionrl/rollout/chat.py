@@ -228,4 +228,7 @@ def create_renderer(tokenizer: PlainTextTokenizer, name: str, options: dict[str,
     try:
         return create(tokenizer, config)
     except (ValueError, AssertionError) as error:
-        raise ConfigError(f"model.renderer {name!r} does not go with this tokenizer: {error}") from None
+        raise ConfigError(
+            f"model.renderer {name!r} does not go with this tokenizer: {error}; name another, or 'auto', which finds the format "
+            "of the tokenizer's chat template"
+        ) from None

@@ -215,7 +215,7 @@ def test_rollout_shows_the_rollout_that_eval_measures(
         (["eval", "--model", "glm"], ["--model", "--url", "--checkpoint"]),
         (["eval", "--checkpoint", str(DEMO.parent), "--url", "http://127.0.0.1:9"], ["--checkpoint", "--url"]),
         (["eval", "--url", "127.0.0.1:9"], ["server.urls", "http://"]),
-        (["eval", "--url", "http://127.0.0.1:9", "--api", "openai"], ["sampling.sampler", "openai"]),
+        (["eval", "--url", "http://127.0.0.1:9", "--api", "openai"], ["--api openai", "auto, vllm, sglang, chat"]),
         (["eval", "--url", "http://127.0.0.1:9"], ["http://127.0.0.1:9", "no answer"]),
         (["eval", "--context.budget", "70", "--limit", "16", "--modes", "x4"], ["task does not fit", "context.budget"]),
         (["eval", "--checkpoint", str(DEMO.parent)], ["model.path", str(DEMO.parent), "config.json"]),

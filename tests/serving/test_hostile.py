@@ -233,7 +233,7 @@ def test_names_that_were_made_to_lead_here_are_refused(demo: Running) -> None:
         assert found.status_code == 403, host
         error(demo.post("/pause", headers={"Host": host}), 403)
     assert not demo.model.engine.paused
-    for host in ("localhost", "LOCALHOST:1", "127.0.0.1:8000", "[::1]:8000", "127.9.9.9"):
+    for host in ("localhost", "LOCALHOST:1", "127.0.0.1:8000", "[::1]:8000", "127.9.9.9", socket.gethostname()):
         assert demo.get("/v1/models", headers={"Host": host}).status_code == 200, host
     with running(key="k") as server:  # which no page knows: behind a proxy, any name may be ours
         headers = {"Host": "models.example.com", "Authorization": "Bearer k"}

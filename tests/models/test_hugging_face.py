@@ -261,6 +261,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "factor": ("granite", {"logits_scaling": 2.0, "num_key_value_heads": 2}, "a factor"),
     "bias": ("phi", {}, "a bias"),
     "a cache that takes one token at a time": ("mamba", {"state_size": 8, "time_step_rank": 8}, "with a cache"),
+    "half of an encoder and decoder": (
+        "bart",
+        {"d_model": 64, "num_hidden_layers": 1, "decoder_layers": 2, "decoder_attention_heads": 4},
+        "BartForCausalLM",
+    ),
 }
 
 

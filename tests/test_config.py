@@ -52,6 +52,9 @@ def test_defaults_are_the_papers() -> None:
         ({"warm_start.kv_heads": 3}, ["warm_start.heads", "warm_start.kv_heads"]),
         ({"warm_start.head_dim": 3}, ["warm_start.head_dim", "multiple of 2"]),
         ({"run.threads": 0}, ["run.threads: ", "greater than or equal to 1", "'auto'"]),
+        ({"sampling.temperature": 1e-4}, ["sampling.temperature", "at least 0.001"]),
+        ({"sampling.temperature": -1}, ["sampling.temperature", "greater than or equal to 0"]),
+        ({"sampling.top_p": 1e-9}, ["sampling.top_p", "1e-06"]),
     ],
 )
 def test_each_mistake_names_the_key_and_the_remedy(overrides: dict[str, Any], words: list[str]) -> None:

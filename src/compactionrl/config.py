@@ -43,6 +43,18 @@ def check_mode(mode: str) -> str:
 
 Mode = Annotated[str, AfterValidator(check_mode)]
 
+COLDEST, NARROWEST = 1e-3, 1e-6
+"""The smallest temperature but 0, and the smallest top_p: float32 takes less for 0, or overflows where it divides by it."""
+
+
+def check_temperature(value: float) -> float:
+    if 0 < value < COLDEST:
+        raise ValueError(f"must be 0 (greedy) or at least {COLDEST:g}")
+    return value
+
+
+Temperature = Annotated[float, AfterValidator(check_temperature)]
+
 
 class ConfigError(ValueError):
     """A configuration that cannot work. The message names the key and the remedy."""
@@ -155,8 +167,8 @@ class SamplingConfig(Section):
         "`eval` and `rollout`: 'chat' (any OpenAI-style endpoint; budgets are approximate), 'auto' (asks the servers).",
     )
     sampler_options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of your own Sampler.")
-    temperature: float = Field(1.0, ge=0, description="Softmax temperature; 0 is greedy (evaluation only).")
-    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus; training refuses anything below 1.")
+    temperature: Temperature = Field(1.0, ge=0, description="Softmax temperature; 0 is greedy (evaluation only).")
+    top_p: float = Field(1.0, ge=NARROWEST, le=1, description="Nucleus; training refuses anything below 1.")
     concurrency: int = Field(64, ge=1, description="Rollouts in flight at a time.")
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from compactionrl.samplers.drawing import COLDEST, NARROWEST, draw, uniforms
+from compactionrl.config import COLDEST, NARROWEST
+from compactionrl.samplers.drawing import draw, uniforms
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5, -3.0])
 

@@ -169,9 +169,7 @@ def test_an_aborted_response_grows_no_more(passes: int) -> None:
 def test_a_client_that_goes_frees_its_row(demo: Running, route: str) -> None:
     body = {"messages": [{"role": "user", "content": "next"}], "prompt": PROMPT, **LONG, "n": 4}
     content = json.dumps(body).encode()
-    head = (
-        f"POST {route} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-    )
+    head = f"POST {route} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
     address = demo.url.removeprefix("http://").split(":")
     with socket.create_connection((address[0], int(address[1]))) as connection:
         connection.sendall(head.encode() + content)
@@ -188,10 +186,13 @@ def test_a_client_that_goes_frees_its_row(demo: Running, route: str) -> None:
 def test_a_client_that_goes_while_it_sends(demo: Running) -> None:
     address = demo.url.removeprefix("http://").split(":")
     with socket.create_connection((address[0], int(address[1]))) as connection:
-        head = (
-            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
-        )
-        connection.sendall(head + b'{"prom')
+        head = [
+            "POST /v1/completions HTTP/1.1",
+            "Host: localhost",
+            "Content-Type: application/json",
+            "Content-Length: 100",
+        ]
+        connection.sendall("\r\n".join([*head, "", '{"prom']).encode())
     assert demo.complete(seed=3)["choices"][0]["token_ids"] == in_process(seed=3).token_ids
 
 

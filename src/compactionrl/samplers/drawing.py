@@ -11,8 +11,6 @@ FIRST = np.uint64(0xBF58476D1CE4E5B9)
 SECOND = np.uint64(0x94D049BB133111EB)
 MANTISSA = 52
 """Bits of a draw: with one more, draw * total could round up to the total, past the last token of the CDF."""
-COLDEST, NARROWEST = 1e-3, 1e-6
-"""The smallest temperature but 0, and the smallest top_p: float32 takes less for 0, or overflows where it divides by it."""
 
 
 def uniforms(seeds: np.ndarray, indices: np.ndarray) -> np.ndarray:

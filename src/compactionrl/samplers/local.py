@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from compactionrl.config import COLDEST, NARROWEST
 from compactionrl.models.policy import Chunk, Policy
-from compactionrl.samplers.drawing import COLDEST, NARROWEST, draw, uniforms
+from compactionrl.samplers.drawing import draw, uniforms
 from compactionrl.samplers.protocol import Sampled
 from compactionrl.samplers.rows import Request, Row, Rows
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from compactionrl.samplers.drawing import COLDEST, NARROWEST
+from compactionrl.config import COLDEST, NARROWEST
 from compactionrl.serving.bodies import Body
 from compactionrl.serving.errors import ApiError
 

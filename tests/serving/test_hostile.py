@@ -254,9 +254,7 @@ def test_a_body_that_never_comes(demo: Running, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(bodies, "READ_SECONDS", 0.1)
     host, port = demo.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as connection:
-        head = (
-            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
-        )
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
         connection.sendall(head)
         assert b" 408 " in connection.recv(65536).split(b"\r\n")[0]
 

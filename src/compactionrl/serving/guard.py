@@ -45,10 +45,8 @@ class Guard:
         """`address`: of this machine, to which the request came."""
         if "origin" in headers:
             raise ApiError(403, "requests from web pages are refused")
-        if not self.expected and is_loopback(address):
-            host = host_name(headers)
-            if not is_loopback(host) and host != socket.gethostname().lower():  # which some systems look up as 127.0.1.1
-                raise ApiError(403, f"requests to {host[:100]!r} are refused on loopback: ask for localhost, or set a key")
+        if not self.expected and is_loopback(address) and not is_ours(host := host_name(headers)):
+            raise ApiError(403, f"requests to {host[:100]!r} are refused on loopback: ask for localhost, or set a key")
         given = headers.get("authorization", "").encode()
         if self.expected and path != "/health" and not hmac.compare_digest(given, self.expected):
             raise ApiError(401, "the API key is missing or wrong", headers={"WWW-Authenticate": "Bearer"})
@@ -60,6 +58,11 @@ def host_name(headers: Headers) -> str:
         return urlsplit(f"//{headers.get('host') or 'localhost'}").hostname or ""
     except ValueError:
         return ""
+
+
+def is_ours(host: str) -> bool:
+    """Whether it is loopback's, or this machine's name, which some systems look up as 127.0.1.1."""
+    return is_loopback(host) or host == socket.gethostname().lower()
 
 
 def is_loopback(host: str) -> bool:

@@ -54,7 +54,7 @@ def test_defaults_are_the_papers() -> None:
         ({"run.threads": 0}, ["run.threads: ", "greater than or equal to 1", "'auto'"]),
         ({"sampling.temperature": 1e-4}, ["sampling.temperature", "at least 0.001"]),
         ({"sampling.temperature": -1}, ["sampling.temperature", "greater than or equal to 0"]),
-        ({"sampling.top_p": 1e-9}, ["sampling.top_p", "1e-06"]),
+        ({"sampling.top_p": 1e-9}, ["sampling.top_p", "greater than or equal to 0.000001"]),
     ],
 )
 def test_each_mistake_names_the_key_and_the_remedy(overrides: dict[str, Any], words: list[str]) -> None:

@@ -81,6 +81,14 @@ def test_a_response_is_parsed() -> None:
     assert response.calls[1].error == "Malformed call: it is no valid JSON"
 
 
+@pytest.mark.parametrize(
+    "arguments", ['{"a": ', '{"a": NaN}', '{"a": -Infinity}', "[" * 100_000, '{"a": ' + "1" * 5000 + "}"]
+)
+def test_arguments_that_are_no_json(arguments: str) -> None:
+    [call] = CHAT.parse([], CHAT.sampled(Reply("", "", [SpokenCall("c", "run", arguments)])), False).calls
+    assert (call.arguments, call.error) == ({}, "Malformed call: it is no valid JSON")
+
+
 @pytest.mark.parametrize("kept", range(1, 40))
 def test_a_response_cut_anywhere_is_no_call_that_was_not_written(kept: int) -> None:
     whole = CHAT.sampled(Reply("", "hm", [SpokenCall("call_abc", "run", '{"command": "rm -r build"}')], "stop"))

@@ -65,20 +65,37 @@ def copy(policy: Transformer) -> Transformer:
 def train(
     servers: list[FakeServer], folder: Path, work: Callable[..., Any], *, temperature: float = 1.0, **options: Any
 ) -> Any:
-    """Run `work(sampler, policy)` between start and close."""
+    """Run `work(sampler, policy)` between start and close; `budget`: what a request has at most."""
+    budget = options.pop("budget", CONTEXT)
     policy = tiny_policy()
     push = WeightPush(policy, folder, temperature=temperature, tolerance=options.pop("tolerance", 0.0))
     sampler = sampler_on(*servers, push=push, temperature=temperature, **options)
 
     async def main() -> Any:
         try:
-            await sampler.start(CONTEXT)
+            await sampler.start(budget)
             return await work(sampler, policy)
         finally:
             await sampler.close()
 
     with running(*servers):
         return asyncio.run(main())
+
+
+def test_a_probe_fits_into_a_context_that_is_shorter_than_the_policys(fake: Any, tmp_path: Path) -> None:
+    """Servers need no longer context than the longest window."""
+    server = fake(context=24)
+
+    async def work(sampler: ServedSampler, policy: Transformer) -> Any:
+        for version in range(2):
+            change(policy)
+            await sampler.weights_changed(version)
+            sampled = await sample(sampler, max_tokens=4)
+            assert sampled.versions == [version] * 4
+        assert sampler.push is not None
+        assert len(sampler.push.token_ids) == 23
+
+    train([server], tmp_path, work, budget=24)
 
 
 def test_versions_are_exact_when_weights_arrive_in_the_middle(fake: Any, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def parse_reply(reply: Reply) -> Response:
 def parse_call(call: SpokenCall) -> ToolCall:
     wrong, arguments = None, {}
     try:
-        arguments = json.loads(call.arguments)
+        arguments = json.loads(call.arguments, parse_constant=refuse)
     except (ValueError, RecursionError):
         wrong = PROBLEMS["invalid_json"]
     if not isinstance(arguments, dict):
@@ -30,6 +30,11 @@ def parse_call(call: SpokenCall) -> ToolCall:
         wrong = f"its name is missing, no plain text, or longer than {MAX_NAME} characters"
     name = call.name if is_short(call.name) else ""
     return ToolCall(call.id, name, arguments, None if wrong is None else f"Malformed call: {wrong}")
+
+
+def refuse(constant: str) -> None:
+    """NaN and the infinities, which Python reads: strict servers do not take them back."""
+    raise ValueError(f"{constant} is no JSON")
 
 
 def distinct(calls: Iterable[SpokenCall]) -> Iterator[SpokenCall]:

@@ -85,6 +85,10 @@ class WeightPush:
         self._first: Weights | None = None
         self._run = uuid.uuid4().hex
 
+    def fit(self, context: int) -> None:
+        """Before the first push: probe within `context` tokens, which may be fewer than the policy takes."""
+        self.token_ids = self.token_ids[: max(2, context - 1)]
+
     async def publish(self, version: int) -> None:
         """Write the present weights as `version`. The policy must not be trained meanwhile; the event loop goes on."""
         self.current = await asyncio.to_thread(self._write, version)

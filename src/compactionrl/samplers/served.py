@@ -107,6 +107,8 @@ class ServedSampler(ABC):
     async def start(self, budget: int) -> None:
         """Raises SamplerRefused if the servers cannot serve requests of `budget` tokens, prompt and response together."""
         self.budget = budget
+        if self.push:
+            self.push.fit(budget)
         for server in self.pool.servers:
             server.ready = False
         await self.pool.everywhere(self._prepare)

@@ -1,0 +1,89 @@
+"""A bash shell in any sandbox: its directory, variables and functions stay from one command to the next."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import time
+from dataclasses import dataclass
+
+from compactionrl.sandboxes.protocol import Sandbox
+
+SAVE = (
+    '{{ builtin printf \'builtin cd -- %q 2>/dev/null || echo "[%q is gone, this is $PWD]"\\n\' "$PWD" "$PWD"; '
+    "builtin declare -p; builtin declare -f; }} 2>/dev/null >{state}.new && command mv {state}.new {state}"
+)
+SCRIPT = """\
+exec 2>&1 </dev/null
+unset BASH_EXECUTION_STRING
+{enter}
+[ -r {state} ] && . {state} 2>/dev/null
+builtin trap {save} EXIT
+eval {command}
+builtin set -- "$?"
+builtin trap {save} EXIT
+builtin exit "$1"
+"""
+"""The trap is set again behind the command, which may have set its own; `exit` and `set -e` end the command, not the shell."""
+MOST_BYTES = 100_000
+"""Of a whole script: the kernel takes 128 KiB as one argument."""
+GRACE = 2
+"""Seconds between asking a command that ran out of time to end and killing it."""
+SLACK = 10
+"""Seconds that a sandbox has beyond a command's own."""
+
+
+class CommandRefused(Exception):
+    """A command that no shell can take; the message is for who wrote it."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """`output`: stdout and stderr in the order in which they came. `out_of_time`: the command was stopped."""
+
+    output: str
+    return_code: int
+    seconds: float
+    out_of_time: bool
+
+
+@dataclass(frozen=True)
+class Shell:
+    """Each command runs in a bash of its own that begins where the last one ended, so any sandbox will do.
+
+    Shell options, traps and positional parameters do not stay. stdin is empty. What runs in the background goes on.
+    `cwd`: where it begins (default: where the sandbox does). `state`: the file in the sandbox that says where the last command
+    ended; without it, the shell begins anew.
+    """
+
+    sandbox: Sandbox
+    cwd: str | None = None
+    env: dict[str, str] | None = None
+    user: str | int | None = None
+    state: str = "/tmp/.shell"
+
+    async def run(self, command: str, seconds: float) -> Ran:
+        """Run a command for at most `seconds` (rounded up); then it is stopped, with what it has started in the foreground.
+
+        Raises CommandRefused for one with a NUL or one that is too long, and whatever the sandbox raises.
+        """
+        limit = math.ceil(seconds)
+        call = f"timeout -k {GRACE} {limit} bash --norc --noprofile -c {shlex.quote(self.script(command))}"
+        if len(call.encode()) > MOST_BYTES:
+            raise CommandRefused("The command is too long, nothing was run. Write large files with several commands.")
+        begun = time.monotonic()
+        # Entering the folder is the script's: a sandbox could not begin in one that the last command has removed.
+        result = await self.sandbox.exec(call, self.cwd and "/", self.env, limit + GRACE + SLACK, self.user)
+        took = time.monotonic() - begun
+        output = (result.stdout or "") + (result.stderr or "")
+        return Ran(output, result.return_code, took, result.return_code in (124, 137) and took >= limit)
+
+    def script(self, command: str) -> str:
+        if "\0" in command:
+            raise CommandRefused("A command cannot hold a NUL character, nothing was run.")
+        return SCRIPT.format(
+            enter=f"cd -- {shlex.quote(self.cwd)} 2>/dev/null" if self.cwd else "",
+            state=self.state,
+            save=shlex.quote(SAVE.format(state=self.state)),
+            command=shlex.quote(command.encode(errors="replace").decode()),
+        )

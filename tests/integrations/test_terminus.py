@@ -17,14 +17,19 @@ from compactionrl.rollout.ledger import CONTEXT, Rollout
 NAMES = {"rollout_id": "r", "task_id": "t"}
 
 
+PART = {"": "turn", "summary": "summary", "summary questions": "questions", "summary answers": "answers"}
+
+
 def sampled(rollout: Rollout) -> list[tuple[str, list[int], list[int]]]:
-    """(kind or note, everything before it in its window, ids) of every sampled turn, in the ledger's order."""
-    return [
-        (turn.note or "turn", window.token_ids[: turn.start], window.token_ids[turn.start : turn.end])
+    """(what it is, everything before it in its window, ids) of every sampled turn, by the numbers of their segments."""
+    found = [
+        (window.segment_ids[turn.start], PART[turn.note], window.token_ids[: turn.start], ids)
         for window in rollout.windows
         for turn in window.turns
         if window.segment_ids[turn.start] != CONTEXT
+        for ids in [window.token_ids[turn.start : turn.end]]
     ]
+    return [tuple(rest) for _, *rest in sorted(found, key=lambda each: each[0])]
 
 
 def plain(turns: int = 3) -> Run:
@@ -67,18 +72,17 @@ def test_a_hand_off_stands_where_it_was_made() -> None:
     run = compacted()
     rollout = import_details(run.details, **NAMES, hand_offs=1)
     assert [[segment.kind for segment in window.segments] for window in rollout.windows] == [
-        ["execution", "summary"],
-        ["summary"],
+        ["execution", "summary", "summary"],
         ["summary"],
         ["execution"],
     ]
     assert sampled(rollout) == run.requests
     assert [turn.note for window in rollout.windows for turn in window.turns if turn.role == "user"] == [
-        *("task", "", "", "summary request"),
+        *("task", "", "", "summary request", "answers request"),
         "questions request",
-        "answers request",
         *("resume", ""),
     ]
+    assert rollout.compactions == 1
     assert rollout.details == {"harness": "terminus-2", "hand-offs": 1, "forks": 0, "unrecorded responses": 0}
 
 
@@ -87,7 +91,8 @@ def test_messages_dropped_before_a_hand_off_keep_what_was_sampled() -> None:
     run.hand_over("b", "bb", "cc", "ca", unwound=2)
     run.say("", "ba")
     rollout = import_details(run.details, **NAMES, hand_offs=1)
-    assert [len(window.segments) for window in rollout.windows] == [1, 1, 1, 1, 1]
+    # The summary's context is shorter than the window that it closes: it has one of its own, and the answers go on there.
+    assert [len(window.segments) for window in rollout.windows] == [1, 2, 1, 1]
     assert sampled(rollout) == run.requests
 
 
@@ -170,7 +175,7 @@ def runs(draw: st.DrawFn) -> Run:
 def test_every_sampled_token_stands_once_behind_what_the_server_read(run: Run) -> None:
     rollout = import_details(run.details, **NAMES, hand_offs=run.hand_offs)
     assert sampled(rollout) == run.requests
-    assert [segment.index for segment in rollout.segments] == list(range(len(rollout.segments)))
+    assert sorted(segment.index for segment in rollout.segments) == list(range(len(rollout.segments)))
     assert {segment.index: segment.kind for segment in rollout.segments} == {
         window.segment_ids[turn.start]: "execution" if not turn.note else "summary"
         for window in rollout.windows

@@ -7,7 +7,7 @@ new context is the first that holds the prompt of the questions.
 
     rollout_details[0]        turn 0 | turn 1 | turn 2 |           | turn 3 | turn 4
     rollout_details[1:4]                               | S0 Q0 A0  |
-    windows                   execution + summary S0   | Q0 | A0   | execution
+    windows                   execution + S0 + A0              | Q0 | execution
 
 Any other prompt that does not begin with what was sampled before it is a drift (text that was encoded otherwise than it had been
 sampled, thinking that a template took out): it opens a window of its own, and what was sampled before stays where it was.
@@ -27,8 +27,9 @@ from typing import Any
 from compactionrl.rollout.ledger import End, Kind, Rollout, Segment, Window
 
 AGENT = "terminus-2"
-PARTS = ("summary", "questions", "answers")
-"""The requests of a hand-off, in order."""
+NOTES = {"summary": "summary", "questions": "summary questions", "answers": "summary answers"}
+PARTS = tuple(NOTES)
+"""The requests of a hand-off, in order, and the notes of what is sampled then; those of our own hand-off."""
 NO_LOGPROBS = "no log-probabilities recorded"
 
 
@@ -192,12 +193,9 @@ class _Ledger:
         self.beginning = shared([request.prompt for request in requests])
         self.end = shared([request.prompt[::-1] for request in requests])[::-1]
         self.opening = opening(self.end, {request.completion[-1] for request in requests})
-        self.segment = Segment("execution", -1)
+        self.window, self.segment = Window(), Segment("execution", -1)
+        """Those that grow."""
         self.made = self.forks = self.unrecorded = 0
-
-    @property
-    def window(self) -> Window:
-        return self.rollout.windows[-1]
 
     def goes_on(self, request: Request) -> bool:
         """Whether the prompt is the window and more."""
@@ -214,13 +212,11 @@ class _Ledger:
         """A window that begins with the whole prompt."""
         self.forks += note == "fork"
         self._missed(request, before, questions=note == "resume")
-        self._begin(request.prompt, note)
+        self._begin(request, note)
         self._sample(request, self._new("execution", request))
 
     def extend(self, request: Request, before: Request) -> None:
-        missed = self._missed(request, before)
-        gap = request.prompt[len(self.window) :]
-        self.window.append_context(gap, "user", "unrecorded response" if missed else "")
+        self._go_on(request, "unrecorded response" if self._missed(request, before) else "")
         self._sample(request, self.segment)
 
     def _missed(self, request: Request, before: Request | None, questions: bool = False) -> int:
@@ -231,18 +227,23 @@ class _Ledger:
         return missed
 
     def hand_off(self, group: Sequence[Request]) -> None:
-        """The summary, in the window that it summarises if its prompt begins with that; questions and answers for themselves."""
+        """Summary and answers end the window that they close, if their prompts begin with it; the questions have their own."""
         for part, request in zip(PARTS, group, strict=True):
-            asked = f"{part} request"
-            if part == "summary" and self.goes_on(request):
-                self.window.append_context(request.prompt[len(self.window) :], "user", asked)
+            closing, asked = self.window, f"{part} request"
+            if part == "questions" or not self.goes_on(request):
+                self._begin(request, asked)
             else:
-                self._begin(request.prompt, asked)
-            self._sample(request, self._new("summary", request), part)
+                self._go_on(request, asked)
+            self._sample(request, self._new("summary", request), NOTES[part])
+            self.window = closing if part == "questions" else self.window
 
-    def _begin(self, prompt: list[int], note: str) -> None:
-        self.rollout.windows.append(Window())
-        self.window.append_context(prompt, "user", note)
+    def _begin(self, request: Request, note: str) -> None:
+        self.window = Window()
+        self.window.append_context(request.prompt, "user", note)
+        self.rollout.windows.append(self.window)
+
+    def _go_on(self, request: Request, note: str) -> None:
+        self.window.append_context(request.prompt[len(self.window) :], "user", note)
 
     def _new(self, kind: Kind, request: Request) -> Segment:
         self.segment = Segment(kind, self.made, NO_LOGPROBS if request.logprobs is None else None)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from terminus_run import AGENT, CLOSE, OPEN, Run, encode
 
@@ -171,6 +171,7 @@ def runs(draw: st.DrawFn) -> Run:
     return run
 
 
+@settings(deadline=None)
 @given(runs())
 def test_every_sampled_token_stands_once_behind_what_the_server_read(run: Run) -> None:
     rollout = import_details(run.details, **NAMES, hand_offs=run.hand_offs)
@@ -188,6 +189,7 @@ def test_every_sampled_token_stands_once_behind_what_the_server_read(run: Run) -
     assert rollout.details["unrecorded responses"] <= run.unrecorded
 
 
+@settings(deadline=None)
 @given(runs())
 def test_logprobs_stay_with_their_tokens(run: Run) -> None:
     rollout = import_details(run.details, **NAMES)

@@ -435,5 +435,25 @@ def rollout(
         console.print(line)
 
 
+@app.command()
+def tasks(
+    output: Annotated[Path, typer.Argument(metavar="OUTPUT", file_okay=False, help="The folder to write them into.")],
+    grade: Annotated[str | None, typer.Option(help="easy, medium or hard; default: each of them.")] = None,
+    split: Annotated[str, typer.Option(help="train or heldout: they share no instance.")] = "heldout",
+    count: Annotated[int, typer.Option(metavar="N", min=1, help="Instances of each kind and grade.")] = 1,
+    seed: Annotated[int, typer.Option(metavar="S", min=0, help="Of the first of them; the next has S + 1.")] = 0,
+) -> None:
+    """Write terminal tasks as Harbor task folders; without options the 24 canonical ones (8 kinds, 3 grades, held-out)."""
+    from compactionrl.terminal_tasks import GRADES, instances, write_tasks
+
+    try:
+        written = write_tasks(output, instances(split, [grade] if grade else GRADES, count, seed))
+    except FileExistsError as error:
+        fail(f"{error.filename} is there already: choose another OUTPUT or --seed")
+    except (OSError, ValueError) as error:
+        fail(str(error))
+    typer.echo(f"{output}: {len(written)} tasks")
+
+
 if __name__ == "__main__":
     main()

@@ -1,0 +1,60 @@
+"""Reads the archive, resolves what each letter says about the next, and opens them one by one."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+APP = Path("/app")
+
+
+def pairs(pattern: str, folder: str) -> list[tuple[str, ...]]:
+    return [m.groups() for file in APP.glob(f"{folder}/*.txt") for m in re.finditer(pattern, file.read_text())]
+
+
+CAPTAIN = {(year, ship): person for year, ship, person in pairs(r"In (\d+) the ([\w ]+) sailed under (\w+)\.", "crews")}
+PORT = {(year, ship): town for year, ship, town in pairs(r"winter of (\d+) the ([\w ]+) lay at (\w+)\.", "winters")}
+COMMANDED = {(year, person): ship for (year, ship), person in CAPTAIN.items()}
+LAY = {(year, town): ship for (year, ship), town in PORT.items()}
+BAPTISED = {
+    match[1]: file.stem
+    for file in APP.glob("parish/*.txt")
+    for match in re.finditer(r"^(\w+) was baptised here\.$", file.read_text(), re.MULTILINE)
+}
+HOPS = [
+    (re.compile(r"the captain in (\d+) of (.*)"), CAPTAIN),
+    (re.compile(r"the port where in the winter of (\d+) lay (.*)"), PORT),
+    (re.compile(r"the ship that in (\d+) sailed under (.*)"), COMMANDED),
+    (re.compile(r"the ship that in the winter of (\d+) lay at (.*)"), LAY),
+]
+
+
+def resolve(phrase: str, named: dict[str, str]) -> str:
+    for pattern, known in HOPS:
+        if match := pattern.fullmatch(phrase):
+            return known[match[1], resolve(match[2], named)]
+    if match := re.fullmatch(r"the town of baptism of (.*)", phrase):
+        return BAPTISED[resolve(match[1], named)]
+    if match := re.fullmatch(r"the ship named in the letter under the (\w+)", phrase):
+        return named[match[1]]
+    return phrase.removeprefix("the ")
+
+
+def main() -> None:
+    text = Path("/solution/instruction.md").read_text()
+    opening = re.search(r"Begin with the letter under the (\w+)\.", text)
+    named: dict[str, str] = {}
+    answers = []
+    while opening:
+        words = [re.search(rf"Its {which} word is (.*)\.", text) for which in ("first", "second")]
+        command = [sys.executable, str(APP / "unseal.py"), opening[1], *(resolve(m[1], named) for m in words if m)]
+        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        answers += re.findall(r"Part (\d+) of the testament is (\S+)\.", text)
+        named[opening[1]] = re.findall(r"The ship that this letter names is the (.*)\.", text)[0]
+        opening = re.search(r"Next open the (\w+)\.", text)
+    (APP / "answer.txt").write_text("".join(f"part {part}: {word}\n" for part, word in answers))
+
+
+main()

@@ -1,4 +1,4 @@
-"""Where commands run. The shapes are those of Harbor's `BaseEnvironment`, so that each of its back ends is a `Sandbox` as it is."""
+"""Where commands run. The shapes are Harbor's `BaseEnvironment`'s: each of its back ends is a `Sandbox` as it is."""
 
 from __future__ import annotations
 

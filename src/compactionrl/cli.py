@@ -151,6 +151,14 @@ def warm_start(
 
 
 @app.command()
+def doctor() -> None:
+    """Say what this machine can do: sandboxes, their limits, Harbor, games, training; and what to do about the rest."""
+    from compactionrl.sandboxes.doctor import probe, report
+
+    typer.echo("\n".join(report(probe())))
+
+
+@app.command()
 def fetch_demo_model(
     folder: Annotated[
         Path | None, typer.Argument(metavar="[FOLDER]", file_okay=False, help="Default: models/smollm2-135m-instruct.")

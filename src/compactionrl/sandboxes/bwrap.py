@@ -82,6 +82,9 @@ class BwrapSandbox(Inside):
                 rlimits=self.limits.rlimits(),
                 groups=tuple(self.groups.paths),
             )
+        except OSError as error:
+            await self.stop()
+            raise SandboxError(f"the sandbox did not start: {error}") from error
         except BaseException:
             await self.stop()
             raise

@@ -102,7 +102,7 @@ class Inside:
 
     @property
     def most(self) -> int:
-        return self.limits.transfer_mb * MEGABYTE
+        return int(self.limits.transfer_mb * MEGABYTE)
 
     async def inwards(self, folder: str, pack: Callable[[BinaryIO], None]) -> None:
         request = self.opened().request("unpack", path=folder, most=self.most)

@@ -25,28 +25,28 @@ class Limits:
     `disk_mb`: of all files that the sandbox writes. `output_bytes`: kept of each stream of a command.
     `transfer_mb`: of one upload or download. Megabytes are 2^20 bytes."""
 
-    memory_mb: int = 2048
-    disk_mb: int = 1024
+    memory_mb: float = 2048
+    disk_mb: float = 1024
     processes: int = 256
     cpus: float = 1.0
     output_bytes: int = 1 << 18
-    transfer_mb: int = 256
+    transfer_mb: float = 256
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value <= 0:
+            if not value > 0:
                 raise ValueError(f"limits.{name} is {value}: it must be positive")
 
     @property
     def most_files(self) -> int:
-        return self.disk_mb * MEGABYTE // BYTES_PER_FILE
+        return int(self.disk_mb * MEGABYTE) // BYTES_PER_FILE
 
     def rlimits(self) -> dict[str, int]:
         """Of each process, by the names of the module `resource`. (Processes: of a user in a sandbox; root's are not counted.)"""
         return {
-            "RLIMIT_NPROC": self.processes,
-            "RLIMIT_DATA": self.memory_mb * MEGABYTE,
-            "RLIMIT_FSIZE": self.disk_mb * MEGABYTE,
+            "RLIMIT_NPROC": int(self.processes),
+            "RLIMIT_DATA": int(self.memory_mb * MEGABYTE),
+            "RLIMIT_FSIZE": int(self.disk_mb * MEGABYTE),
             "RLIMIT_CORE": 0,
         }
 
@@ -112,9 +112,9 @@ class Cgroups:
 
 
 def settings(controller: str, limits: Limits, unified: bool) -> list[tuple[str, str]]:
-    memory = str(limits.memory_mb * MEGABYTE)
+    memory = str(int(limits.memory_mb * MEGABYTE))
     if controller == "pids":
-        return [("pids.max", str(limits.processes))]
+        return [("pids.max", str(int(limits.processes)))]
     if controller == "memory":
         return [("memory.max" if unified else "memory.limit_in_bytes", memory)]
     quota = int(limits.cpus * PERIOD)

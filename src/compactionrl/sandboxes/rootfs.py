@@ -64,7 +64,7 @@ def base_for(*visible: Path) -> str:
 
 def layout(image: Image, base: str, limits: Limits, *, overlay: bool, user_namespace: bool) -> str:
     """A shell script that makes the sandbox's file system below `base`: all that it writes is on one tmpfs of limited size."""
-    size = limits.disk_mb * MEGABYTE
+    size = int(limits.disk_mb * MEGABYTE)
     options = f"size={size},nr_inodes={limits.most_files},mode=755"
     lines = ["set -e", f"mount -t tmpfs -o {options} sandbox {base}", f"cd {base}", "mkdir root upper work shm"]
     lines += ["chmod 1777 shm"]

@@ -30,6 +30,39 @@ RESUME_TEMPLATE = (
     "<summary>\n{summary}\n</summary>"
 )
 PLACEHOLDER = "[The output did not fit into this context window. It follows after the summary.]"
+HANDOFF_REQUEST = (
+    "Your context window is almost full. Another agent, who sees nothing of it, takes over. The task is:\n\n"
+    "<task>\n{task}\n</task>\n\n"
+    "Hand your work over, under four headings:\n"
+    "1. Major actions: what was done, how, and what came of it.\n"
+    "2. What was learned: names, values, files and outputs that matter, exactly.\n"
+    "3. Problems: errors and obstacles, what was tried against them, what is still open.\n"
+    "4. Current status: what is finished, what is left, what to do next.\n\n"
+    "Write these four sections only. Do not call tools."
+)
+QUESTIONS_REQUEST = (
+    "You take this task over from an agent whose context window is full. Of its work you see its summary and the latest "
+    "observation.\n\n<summary>\n{summary}\n</summary>\n\n<observation>\n{observation}\n</observation>\n\n"
+    "Before you go on, you may ask that agent once. Ask at least five questions, numbered, about what the summary leaves open "
+    "and the task needs. Write the questions only. Do not call tools."
+)
+ANSWERS_REQUEST = (
+    "The agent who takes over has read your summary and asks:\n\n<questions>\n{questions}\n</questions>\n\n"
+    "Answer every question from what stands above, exactly; where it does not say, say so. Do not call tools."
+)
+HANDOFF_TEMPLATE = (
+    "Your earlier context was replaced by the summary below, by questions about it, and by the answers that were given from "
+    "that context. Go on from them.\n\n<summary>\n{summary}\n</summary>\n\n<questions>\n{questions}\n</questions>\n\n"
+    "<answers>\n{answers}\n</answers>"
+)
+PLACES = {
+    "resume_template": ("summary",),
+    "handoff_request": ("task",),
+    "questions_request": ("summary", "observation"),
+    "answers_request": ("questions",),
+    "handoff_template": ("summary", "questions", "answers"),
+}
+"""What the prompts have a place for, in braces."""
 
 MODE = re.compile(r"x(?P<windows>[1-9]\d?)|(?P<length>[1-9]\d?)C|long")
 """A mode: up to so many windows of C, or one window of so many C; see `evaluation.modes`."""
@@ -102,7 +135,12 @@ class ContextConfig(Section):
     threshold: int = Field(10240, gt=0, description="T_comp: compaction triggers when C - |h| < T_comp (E7).")
     response_tokens: int = Field(10240, gt=0, description="Limit of one response.")
     min_response: int = Field(256, gt=0, description="A response must be given at least this much room.")
-    summary_tokens: int = Field(8192, gt=0, description="Limit of one summary.")
+    strategy: Literal["summary", "handoff"] = Field(
+        "summary",
+        description="What a compaction writes. 'summary': the paper's, one summary. 'handoff': Terminus-2's, a summary, "
+        "questions about it and answers to them; for evaluation only.",
+    )
+    summary_tokens: int = Field(8192, gt=0, description="Limit of one summary, and of each other text of a hand-off.")
     max_compactions: int = Field(3, ge=0, description="Compactions a rollout may do; 0 switches compaction off (x1).")
     tail_steps: int = Field(
         2, ge=0, description="k: latest steps kept behind the summary, lowered until they fit (E9)."
@@ -114,6 +152,20 @@ class ContextConfig(Section):
     summary_request: str = Field(SUMMARY_REQUEST, min_length=1, description="q_sum (E8).")
     retry_request: str = Field(RETRY_REQUEST, min_length=1, description="The request after a summary that was no good.")
     resume_template: str = Field(RESUME_TEMPLATE, description="u_resume (E9); must contain {summary}.")
+    handoff_request: str = Field(
+        HANDOFF_REQUEST, description="Asks for the summary of a hand-off; must contain {task}."
+    )
+    questions_request: str = Field(
+        QUESTIONS_REQUEST,
+        description="Asks, in a fresh context, for questions about it; must contain {summary} and {observation}.",
+    )
+    answers_request: str = Field(
+        ANSWERS_REQUEST, description="Asks the full window for the answers; must contain {questions}."
+    )
+    handoff_template: str = Field(
+        HANDOFF_TEMPLATE,
+        description="What the next window opens with; must contain {summary}, {questions} and {answers}.",
+    )
     placeholder: str = Field(PLACEHOLDER, min_length=1, description="Answers a call whose real output did not fit.")
     max_calls: int = Field(
         8, ge=1, description="Native tool calls answered per response; more are refused as malformed."
@@ -121,8 +173,10 @@ class ContextConfig(Section):
 
     @model_validator(mode="after")
     def check(self) -> Self:
-        if "{summary}" not in self.resume_template:
-            raise ValueError("context.resume_template must contain {summary}: the place where the summary goes")
+        for key, names in PLACES.items():
+            for name in names:
+                if f"{{{name}}}" not in getattr(self, key):
+                    raise ValueError(f"context.{key} must contain {{{name}}}: the place where the {name} goes")
         if self.min_response > self.response_tokens:
             raise ValueError(
                 "context.min_response is above context.response_tokens: lower the first or raise the second"
@@ -132,24 +186,42 @@ class ContextConfig(Section):
                 f"context.threshold ({self.threshold}) + context.min_response ({self.min_response}) reach context.budget "
                 f"({self.budget}): every window would compact at once; lower the threshold or raise the budget"
             )
-        if self.max_compactions and self.threshold <= self.summary_tokens + self.min_response:
+        if self.max_compactions and self.threshold <= self.written + self.min_response:
             raise ValueError(
-                f"context.threshold ({self.threshold}) leaves no room for a summary of context.summary_tokens "
-                f"({self.summary_tokens}), its request and a response of context.min_response ({self.min_response}): "
-                "raise the threshold or lower summary_tokens"
+                f"context.threshold ({self.threshold}) leaves no room for a summary of {self.written_sum}, its request and "
+                f"a response of context.min_response ({self.min_response}): raise the threshold or lower summary_tokens"
             )
-        if self.max_compactions and self.summary_tokens + self.threshold + self.min_response >= self.budget:
+        if self.max_compactions and self.written + self.threshold + self.min_response >= self.budget:
             raise ValueError(
-                f"context.summary_tokens ({self.summary_tokens}) + context.threshold ({self.threshold}) + "
+                f"{self.written_sum} + context.threshold ({self.threshold}) + "
                 f"context.min_response ({self.min_response}) reach context.budget ({self.budget}): a window that opens "
                 "with a full summary would be above the trigger; lower summary_tokens or threshold, or raise the budget"
             )
         return self
 
     @property
+    def texts(self) -> int:
+        """How many texts, each of summary_tokens at most, a compaction writes."""
+        return {"summary": 1, "handoff": 3}[self.strategy]
+
+    @property
+    def written(self) -> int:
+        """Tokens of a compaction's texts at most."""
+        return self.texts * self.summary_tokens
+
+    @property
+    def written_sum(self) -> str:
+        """The same for people."""
+        times = f"{self.texts} x " if self.texts > 1 else ""
+        return f"{times}context.summary_tokens ({self.summary_tokens})"
+
+    @property
     def prompts_hash(self) -> str:
-        """Identifies q_sum, its retry, u_resume and the placeholder; part of every result."""
+        """Identifies what the strategy says (q_sum, its retry, u_resume, the placeholder); part of every result."""
         prompts = [self.summary_request, self.retry_request, self.resume_template, self.placeholder]
+        if self.strategy == "handoff":
+            asked = [self.handoff_request, self.retry_request, self.questions_request, self.answers_request]
+            prompts = [*asked, self.handoff_template, self.placeholder]
         return hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]
 
 
@@ -366,6 +438,8 @@ class Config(Section):
             )
         if self.sampling.temperature == 0:
             raise ConfigError("sampling.temperature 0 cannot be trained: set it to 1")
+        if self.context.strategy == "handoff":
+            raise ConfigError("context.strategy 'handoff' is for evaluation only: training needs 'summary'")
         if self.sampling.sampler in ("chat", "auto"):
             raise ConfigError(
                 f"sampling.sampler {self.sampling.sampler!r} is for evaluation only: training needs token ids and their "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -11,6 +11,8 @@ from typing import Any
 from compactionrl.config import ConfigError, ContextConfig
 from compactionrl.environments.protocol import Message
 from compactionrl.rollout.chat import MAX_NAME, ChatFormat, Span, length
+from compactionrl.rollout.handoff import UNEXECUTED, strategy_of
+from compactionrl.rollout.strategy import Strategy, filled
 
 
 class TaskDoesNotFit(Exception):
@@ -22,16 +24,34 @@ class ContextBudget:
     """C, T_comp, the limits of responses and summaries, and `reserve`: what a compaction needs at the end of a window.
 
     reserve = what the format adds after a cut response + the placeholder turn + the longest framed summary request +
-    summary_tokens. While a compaction is left, it stays free at every request.
+    summary_tokens + `behind`: what else the strategy writes there. While a compaction is left, it stays free at every request.
     """
 
     context: ContextConfig
     reserve: int
+    behind: int = 0
 
     @classmethod
-    def measure(cls, context: ContextConfig, chat: ChatFormat, tools: list[Any] | None = None) -> ContextBudget:
-        """Measure the reserve with the chat format (once). Raises ConfigError if T_comp leaves no room for it."""
-        return _measure(context, chat, json.dumps(tools)) if context.max_compactions else cls(context, 0)
+    def measure(
+        cls, context: ContextConfig, chat: ChatFormat, tools: list[Any] | None = None, task: str = ""
+    ) -> ContextBudget:
+        """Measure the reserve with the chat format (once), for a task that says `task`.
+
+        Raises ConfigError if T_comp leaves no room for it, TaskDoesNotFit if that is the task's doing.
+        """
+        if not context.max_compactions:
+            return cls(context, 0)
+        strategy = strategy_of(context, task)
+        budget = _measure(strategy, chat, json.dumps(tools))
+        least, framed = budget.reserve + context.min_response, budget.reserve - context.written
+        if context.threshold < least:
+            wrong = (
+                f"context.threshold ({context.threshold}) must be at least {least}: {strategy.asks} ({framed} tokens) + "
+                f"{context.written_sum} + context.min_response ({context.min_response}); raise the threshold, lower "
+                "summary_tokens or shorten the request"
+            )
+            raise TaskDoesNotFit(f"task does not fit: {wrong}, or the task") if task else ConfigError(wrong)
+        return budget
 
     def triggers(self, used: int) -> bool:
         """E7: C - |h| < T_comp."""
@@ -47,11 +67,14 @@ class ContextBudget:
         return min(self.context.response_tokens, free)
 
     def summary_fits(self, used: int) -> bool:
-        """Whether a whole summary fits behind `used` tokens (its request included)."""
-        return used + self.context.summary_tokens <= self.context.budget
+        """Whether a whole summary, and what is written behind it, fit behind `used` tokens (its request included)."""
+        return used + self.context.summary_tokens + self.behind <= self.context.budget
 
-    def check_task(self, prompt: Sequence[Span], resume: Sequence[Span]) -> None:
-        """Raise TaskDoesNotFit if `prompt` (s + u) or `resume` (s + framed empty summary, + u if kept) is too long."""
+    def check_task(self, prompt: Sequence[Span], resume: Sequence[Span], *asides: Sequence[Span]) -> None:
+        """Raise TaskDoesNotFit if `prompt` (s + u) or `resume` (s + framed empty texts, + u if kept) is too long.
+
+        Or one of the `asides`: fresh contexts, as long as without a text, that hold one and ask for another.
+        """
         context = self.context
         if not context.max_compactions:
             if not self.can_act(length(prompt), 0):
@@ -63,7 +86,8 @@ class ContextBudget:
         most = context.budget - context.threshold - context.min_response
         for name, used in (
             ("its prompt", length(prompt)),
-            ("its shortest resumed context", length(resume) + context.summary_tokens),
+            ("its shortest resumed context", length(resume) + context.written),
+            *(("a fresh context of its hand-off", length(aside) + 2 * context.summary_tokens) for aside in asides),
         ):
             if used > most:
                 raise TaskDoesNotFit(
@@ -73,36 +97,36 @@ class ContextBudget:
 
 
 @lru_cache(maxsize=64)
-def _measure(context: ContextConfig, chat: ChatFormat, tools_json: str) -> ContextBudget:
-    tools = json.loads(tools_json)
+def _measure(strategy: Strategy, chat: ChatFormat, tools_json: str) -> ContextBudget:
+    context, tools = strategy.context, json.loads(tools_json)
     probe: list[Message] = [{"role": "user", "content": "a"}]
     opening = [i for span in chat.prompt(probe, tools) for i in span.ids]
-    framed = max(
-        length(chat.extend(opening, response, [*_placeholders(context, calls), request], tools))
-        for response in chat.endings()
-        for calls in ((0, context.max_calls) if tools else (0,))
-        for request in requests(context)
-    )
-    reserve = framed + context.summary_tokens
-    if context.threshold < reserve + context.min_response:
-        raise ConfigError(
-            f"context.threshold ({context.threshold}) must be at least {reserve + context.min_response}: a framed summary "
-            f"request ({framed} tokens) + context.summary_tokens ({context.summary_tokens}) + context.min_response "
-            f"({context.min_response}); raise the threshold, lower summary_tokens or shorten the request"
+
+    def framed(choices: Iterator[list[Message]]) -> int:
+        """The longest of `choices`, behind the longest end of a response."""
+        return max(
+            length(chat.extend(opening, response, messages, tools))
+            for messages in choices
+            for response in chat.endings()
         )
-    return ContextBudget(context, reserve)
+
+    calls = (0, context.max_calls) if tools else (0,)
+    placeholder = filled(context.placeholder)
+    summary = framed(
+        [*(_answers(context.placeholder, n) or [placeholder]), request] for request in strategy.requests for n in calls
+    )
+    further = sum(
+        framed([*_answers(UNEXECUTED, n), filled(template, dict.fromkeys(strategy.names, ""))] for n in calls)
+        for template in strategy.further
+    )
+    return ContextBudget(
+        context, summary + further + context.written, further + context.written - context.summary_tokens
+    )
 
 
-def requests(context: ContextConfig) -> list[Message]:
-    """q_sum (E8) and the request after a summary that was no good."""
-    return [{"role": "user", "content": text} for text in (context.summary_request, context.retry_request)]
-
-
-def _placeholders(context: ContextConfig, calls: int) -> list[Message]:
-    """What answers a response whose real observation did not fit: one message per native call, else one user message."""
-    if not calls:
-        return [{"role": "user", "content": context.placeholder}]
+def _answers(text: str, calls: int) -> list[Message]:
+    """What answers native calls that had no output of their own."""
     # Some formats repeat the call's name and id, which the policy chooses: one token per character is the most they take.
     longest = ("7_" * MAX_NAME)[:MAX_NAME]
-    message = {"role": "tool", "content": context.placeholder, "tool_call_id": longest, "name": longest}
+    message = {"role": "tool", "content": text, "tool_call_id": longest, "name": longest}
     return [message] * calls  # type: ignore[list-item]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +11,7 @@ from compactionrl.environments.protocol import Message, Response
 from compactionrl.rollout.budget import ContextBudget, TaskDoesNotFit
 from compactionrl.rollout.chat import ChatFormat, Span, length
 from compactionrl.rollout.ledger import Window
+from compactionrl.rollout.strategy import Strategy, filled
 
 
 @dataclass
@@ -33,6 +35,7 @@ class Compactor:
     """Compaction of one rollout's windows. `system`: s, `task`: u, `tools`: the environment's native tools if any."""
 
     budget: ContextBudget
+    strategy: Strategy
     chat: ChatFormat
     system: list[Message]
     task: Message
@@ -41,20 +44,56 @@ class Compactor:
     def check_task(self) -> list[Span]:
         """The first window's context (s, u). Raises TaskDoesNotFit."""
         prompt = self.chat.prompt([*self.system, self.task], self.tools)
-        self.budget.check_task(prompt, self._resumed(""))
+        none = dict.fromkeys(self.strategy.names, "")
+        resume = self._prompt(filled(self.strategy.template, none))
+        asides = [self._prompt(filled(aside, {**none, "observation": ""})) for aside in self.strategy.asides]
+        self.budget.check_task(prompt, resume, *asides)
         return prompt
 
     def resume(
-        self, summary: str, steps: Sequence[Step], compactions_left: int, must_keep_last: bool = False
+        self, texts: Mapping[str, str], steps: Sequence[Step], compactions_left: int, must_keep_last: bool = False
     ) -> tuple[Window, list[Message]]:
-        """h' of E9: s, u_resume(summary), and the last k steps, k lowered until C - |h'| >= T_comp. And what it says.
+        """h' of E9: s, u_resume(texts), and the last k steps, k lowered until C - |h'| >= T_comp. And what it says.
 
         `must_keep_last`: the last step's observation did not fit into the window just closed, so k is at least 1 and that
         observation is clipped until it fits. Raises CannotResume if even that leaves no room to act.
         """
-        opening = self._opening(self._fitting(summary))
+        template = self.strategy.template
+        opening = self._opening(filled(template, self.fit(template, texts, self._prompt)))
         window, tail = self._fit_tail(self.chat.prompt(opening, self.tools), steps, compactions_left, must_keep_last)
         return window, [*opening, *(message for step in tail for message in (step.said, *step.messages))]
+
+    def aside(self, template: str, texts: Mapping[str, str], observation: str) -> list[Message]:
+        """A fresh context that says `texts`, and as much of the `observation` as leaves room for another of them."""
+        fitted = self.fit(template, {**texts, "observation": ""}, self._prompt)
+        ids = self.chat.encode(observation)
+        context = self.budget.context
+
+        def clipped(keep: int) -> Message:
+            return filled(template, {**fitted, "observation": self.chat.clip(observation, ids, keep)})
+
+        def too_long(keep: int) -> bool:
+            return length(self._prompt(clipped(keep))) + context.summary_tokens > context.budget
+
+        keep = bisect_left(range(min(len(ids), context.budget) + 1), True, key=too_long) - 1
+        return self._opening(clipped(keep) if keep >= 0 else filled(template, fitted))
+
+    def fit(
+        self, template: str, texts: Mapping[str, str], framed: Callable[[Message], Sequence[Span]]
+    ) -> dict[str, str]:
+        """`texts`; the end of one is cut off where it takes more tokens than it may (broken special strings do)."""
+        fitted = dict.fromkeys(texts, "")
+
+        def size() -> int:
+            return length(framed(filled(template, fitted)))
+
+        for name, text in texts.items():
+            keep = self.budget.context.summary_tokens
+            limit, ids = size() + keep, self.chat.encode(text)
+            fitted[name] = text
+            while size() > limit:
+                fitted[name], keep = self.chat.decode(ids[:keep]), keep - 1
+        return fitted
 
     def _fit_tail(
         self, base: Sequence[Span], steps: Sequence[Step], compactions_left: int, must_keep_last: bool
@@ -68,22 +107,12 @@ class Compactor:
             return window, [clipped]
         return self._window(base, []), []
 
-    def _opening(self, summary: str) -> list[Message]:
-        context = self.budget.context
-        resume: Message = {"role": "user", "content": context.resume_template.replace("{summary}", summary)}
-        return [*self.system, *([self.task] if context.keep_task else []), resume]
+    def _opening(self, message: Message) -> list[Message]:
+        """What every window but the first says at its beginning."""
+        return [*self.system, *([self.task] if self.strategy.keeps_task else []), message]
 
-    def _resumed(self, summary: str) -> list[Span]:
-        return self.chat.prompt(self._opening(summary), self.tools)
-
-    def _fitting(self, summary: str) -> str:
-        """The summary; its end is cut off where its text takes more tokens than a summary may (broken special strings do)."""
-        keep = self.budget.context.summary_tokens
-        limit = length(self._resumed("")) + keep
-        text, ids = summary, self.chat.encode(summary)
-        while length(self._resumed(text)) > limit:
-            text, keep = self.chat.decode(ids[:keep]), keep - 1
-        return text
+    def _prompt(self, message: Message) -> list[Span]:
+        return self.chat.prompt(self._opening(message), self.tools)
 
     def _window(self, base: Sequence[Span], steps: Sequence[Step], note: str = "tail") -> Window:
         window = Window()
@@ -126,6 +155,14 @@ class Compactor:
         return best
 
 
+def label(name: str, response: Response) -> str:
+    """The note of a text that was accepted, or used as it is."""
+    reason = judge(response)
+    if reason is None and response.calls:
+        reason = "with a tool call, not executed"
+    return name if reason is None else f"{name} ({reason})"
+
+
 def judge(response: Response) -> str | None:
     """Why a summary is no good; None if it is. Only what follows the thinking counts as the summary."""
     if response.cut:
@@ -137,4 +174,4 @@ def judge(response: Response) -> str | None:
     return "only thinking" if response.thinking.strip() else "empty"
 
 
-__all__ = ["CannotResume", "Compactor", "Step", "TaskDoesNotFit", "judge"]
+__all__ = ["CannotResume", "Compactor", "Step", "TaskDoesNotFit", "judge", "label"]

@@ -5,6 +5,9 @@ tokens, observations and, at its end, the summary request and the sampled summar
 the policy sampled in one role, acting or summarising (paper E10). A window holds one or two segments and is trained in
 one forward pass. Sampled ids and log-probabilities are kept as the sampler returned them: nothing is ever decoded and
 encoded again.
+
+A hand-off (`rollout.handoff`) writes three texts, each a summary segment: the summary and, later, the answers at the end of the
+closing window, and in between the questions, in a window of their own.
 """
 
 from __future__ import annotations
@@ -55,7 +58,10 @@ class Turn:
     start: int
     end: int
     note: str = ""
-    """What is special: "task", "summary request", "summary", "resume", "tail", "placeholder", "clipped"; "" otherwise."""
+    """What is special: "task", "summary request", "summary", "resume", "tail", "placeholder", "clipped"; "" otherwise.
+
+    Of a hand-off, also "questions request", "summary questions", "answers request", "summary answers", "not executed".
+    """
     reported: Reported | None = None
     """Of a sampled turn: what the server counted that wrote it, if it takes and returns text."""
 
@@ -89,6 +95,11 @@ class Window:
             if turn.reported:
                 return turn.reported.context + len(self) - turn.end
         return len(self)
+
+    @property
+    def aside(self) -> bool:
+        """Whether nobody acts in it: a hand-off's questions are asked there."""
+        return any(turn.note == "questions request" for turn in self.turns)
 
     def append_context(self, ids: list[int], role: str, note: str = "") -> None:
         start = len(self)
@@ -155,11 +166,14 @@ class Rollout:
 
     @property
     def segments(self) -> list[Segment]:
-        return [segment for window in self.windows for segment in window.segments]
+        """In the order in which they were begun."""
+        segments = [segment for window in self.windows for segment in window.segments]
+        return sorted(segments, key=lambda segment: segment.index)
 
     @property
     def compactions(self) -> int:
-        return sum(segment.kind == "summary" for segment in self.segments)
+        closed = [window for window in self.windows if not window.aside]
+        return sum(any(segment.kind == "summary" for segment in window.segments) for window in closed)
 
     def exclude(self, reason: str, kind: Kind | None = None) -> None:
         """Take all segments (of one kind) out of training; the first reason recorded for a segment stays."""

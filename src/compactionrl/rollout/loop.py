@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from compactionrl.config import ContextConfig, LimitsConfig
 from compactionrl.environments.protocol import Environment, Message, Observation, Response
-from compactionrl.rollout.budget import ContextBudget, TaskDoesNotFit, requests
+from compactionrl.rollout.budget import ContextBudget, TaskDoesNotFit
 from compactionrl.rollout.chat import ChatFormat, Span, length
-from compactionrl.rollout.compaction import CannotResume, Compactor, Step, judge
+from compactionrl.rollout.compaction import CannotResume, Compactor, Step, judge, label
 from compactionrl.rollout.environment_time import OutOfTime, stopwatch, within
+from compactionrl.rollout.handoff import UNEXECUTED, strategy_of
 from compactionrl.rollout.ledger import Attempt, End, Kind, Rollout, Segment, Window
 from compactionrl.rollout.spoken import said
+from compactionrl.rollout.strategy import filled
 from compactionrl.rollout.writer import Writer, random_stream
 from compactionrl.samplers.protocol import Sampled, Sampler, Summariser, optional
 
@@ -106,6 +108,7 @@ class _Agent:
             seed=seed,
         )
         self.segments_made = 0
+        self.window = Window()
         self.segment: Segment | None = None
         self.steps: list[Step] = []
         self.transcript: list[Message] = []
@@ -116,21 +119,18 @@ class _Agent:
         return self.settings.limits.environment_seconds
 
     @property
-    def window(self) -> Window:
-        return self.rollout.windows[-1]
-
-    @property
     def compactions_left(self) -> int:
         return self.settings.context.max_compactions - self.rollout.compactions
 
     async def run(self) -> None:
         self.transcript = [*check_start(await self.timed(self.environment.start(), self.limit))]
         *system, task = self.transcript
-        self.compactor = Compactor(self.budget, self.chat, list(system), task, self.tools)
-        first = Window()
-        for span in self.compactor.check_task():
-            first.append_context(span.ids, span.role, "task")
-        self.rollout.windows.append(first)
+        context, says = self.settings.context, task["content"]
+        self.strategy = strategy_of(context, says)
+        self.budget = ContextBudget.measure(context, self.chat, self.tools, says)
+        self.compactor = Compactor(self.budget, self.strategy, self.chat, list(system), task, self.tools)
+        append(self.window, self.compactor.check_task(), "task")
+        self.rollout.windows.append(self.window)
         try:
             while True:
                 await self.turn()
@@ -161,7 +161,7 @@ class _Agent:
                 return
         elif not self.budget.can_act(used, 0):
             raise _Ended("budget")
-        self.append(spans)
+        append(self.window, spans)
         self.transcript += messages
 
     async def respond(self) -> tuple[Response, list[int]]:
@@ -169,7 +169,7 @@ class _Agent:
         cap = self.budget.response_cap(self.window.used, self.compactions_left)
         sampled = await self.writer.respond(self.window.token_ids, cap)
         self.segment = self.segment or self.new_segment("execution")
-        self.append_sampled(sampled, self.segment)
+        append_sampled(self.window, sampled, self.segment)
         response = self.chat.parse(opening, sampled.token_ids, sampled.finish == "length", self.tools)
         self.transcript.append(said(response))
         self.rollout.turns += 1
@@ -210,25 +210,25 @@ class _Agent:
         """Close this window with a summary (E8) and open the next one (E9). `used`: |h|, the observation included."""
         fits = self.budget.summary_fits(used) and all(
             self.budget.summary_fits(self.window.used + length(self.extension([*messages, request])))
-            for request in requests(self.settings.context)
+            for request in self.strategy.requests
         )
         if not fits:
             messages = [{**message, "content": self.settings.context.placeholder} for message in messages]
-        summary = await self.summarise(messages, "" if fits else "placeholder")
+        texts = await self.strategy.write(self, messages, "" if fits else "placeholder")
         try:
-            window, self.transcript = self.compactor.resume(
-                summary, self.steps, self.compactions_left, must_keep_last=not fits
+            self.window, self.transcript = self.compactor.resume(
+                texts, self.steps, self.compactions_left, must_keep_last=not fits
             )
         except CannotResume as error:
             self.rollout.details["budget"] = str(error)
             raise _Ended("budget") from None
-        self.rollout.windows.append(window)
+        self.rollout.windows.append(self.window)
         self.segment, self.steps = None, []
 
     async def summarise(self, messages: list[Message], note: str) -> str:
         """Sample summaries until one is good or attempts run out; the last one is used as it is."""
         context = self.settings.context
-        first, retry = requests(context)
+        first, retry = self.strategy.requests
         for attempt in range(1, context.summary_attempts + 1):
             asked = [*messages, first if attempt == 1 else retry]
             spans = self.extension(asked)
@@ -239,13 +239,54 @@ class _Agent:
             if reason is None or attempt == context.summary_attempts:
                 break
             self.window.rejected.append(Attempt(sampled.token_ids, sampled.logprobs, reason, sampled.reported))
-        self.append(spans[:-1], note)
-        self.append(spans[-1:], "summary request")
-        label = "summary" if reason is None else f"summary ({reason})"
-        if reason is None and response.calls:
-            label = "summary (with a tool call, not executed)"
-        self.append_sampled(sampled, self.new_segment("summary"), label)
+        append(self.window, spans[:-1], note)
+        append(self.window, spans[-1:], "summary request")
+        append_sampled(self.window, sampled, self.new_segment("summary"), label("summary", response))
+        self.transcript += [*asked, said(response)]
         return response.text
+
+    async def go_on(self, name: str, template: str, texts: Mapping[str, str]) -> str:
+        """See `Scribe`. Nothing is asked where an endpoint of text counts so much more than it did that no room is left."""
+        refusals = self.refusals()
+        fitted = self.compactor.fit(template, texts, lambda message: self.extension([*refusals, message]))
+        asked = [*refusals, filled(template, fitted)]
+        spans = self.extension(asked)
+        used = self.window.used if self.chat.approximate else len(self.window)
+        room = min(self.settings.context.summary_tokens, self.settings.context.budget - used - length(spans))
+        if room < 1:
+            return ""
+        sampled, response = await self.writer.summarise(
+            self.window.token_ids, spans, [*self.transcript, *asked], room, self.tools
+        )
+        append(self.window, spans[:-1], "not executed")
+        append(self.window, spans[-1:], f"{name} request")
+        append_sampled(self.window, sampled, self.new_segment("summary"), label(f"summary {name}", response))
+        self.transcript += [*asked, said(response)]
+        return response.text
+
+    async def aside(self, name: str, template: str, texts: Mapping[str, str]) -> str:
+        """See `Scribe`. The context is a window of its own."""
+        observation = "\n".join(message["content"] for message in self.steps[-1].messages)
+        messages = self.compactor.aside(template, texts, observation)
+        spans = self.chat.prompt(messages, self.tools)
+        sampled, response = await self.writer.summarise(
+            [], spans, messages, self.settings.context.summary_tokens, self.tools
+        )
+        window = Window()
+        append(window, spans[:-1], "task")
+        append(window, spans[-1:], f"{name} request")
+        append_sampled(window, sampled, self.new_segment("summary"), label(f"summary {name}", response))
+        self.rollout.windows.append(window)
+        return response.text
+
+    def refusals(self) -> list[Message]:
+        """Answers to the native calls in the response that ends the window, none of which is executed."""
+        before, response = self.window.turns[-2:]
+        ids = self.window.token_ids
+        written = self.chat.parse(ids[before.start : before.end], ids[response.start :], False, self.tools)
+        if not (self.tools and written.calls) or self.too_many_calls(written):
+            return []
+        return self.messages(written, Observation([UNEXECUTED] * len(written.calls)))
 
     def new_segment(self, kind: Kind) -> Segment:
         """The next one. What cannot be trained says why."""
@@ -253,6 +294,8 @@ class _Agent:
         excluded = "sampled as text" if self.chat.approximate else None
         if kind == "summary" and self.writer.summariser is not None:
             excluded = "written by another summariser"
+        if kind == "summary":
+            excluded = self.strategy.excluded or excluded
         return Segment(kind, self.segments_made - 1, excluded)
 
     def opening(self) -> list[int]:
@@ -264,15 +307,6 @@ class _Agent:
         before, response = self.window.turns[-2:]
         ids = self.window.token_ids
         return self.chat.extend(ids[before.start : before.end], ids[response.start :], messages, self.tools)
-
-    def append(self, spans: Sequence[Span], note: str = "") -> None:
-        for span in spans:
-            self.window.append_context(span.ids, span.role, note)
-
-    def append_sampled(self, sampled: Sampled, segment: Segment, note: str = "") -> None:
-        self.window.append_sampled(
-            sampled.token_ids, sampled.logprobs, sampled.versions, segment, note, sampled.reported
-        )
 
     async def timed(self, call: Awaitable[T], seconds: float) -> T:
         """What the environment answers. Its own time is counted; raises OutOfTime after `seconds` of it."""
@@ -294,6 +328,15 @@ class _Agent:
                 await close()
             except Exception as error:
                 self.rollout.details[f"{name} failed"] = describe(error)
+
+
+def append(window: Window, spans: Sequence[Span], note: str = "") -> None:
+    for span in spans:
+        window.append_context(span.ids, span.role, note)
+
+
+def append_sampled(window: Window, sampled: Sampled, segment: Segment, note: str = "") -> None:
+    window.append_sampled(sampled.token_ids, sampled.logprobs, sampled.versions, segment, note, sampled.reported)
 
 
 def check_start(messages: list[Message]) -> list[Message]:

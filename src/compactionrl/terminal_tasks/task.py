@@ -82,6 +82,7 @@ class TerminalTask:
             "tests/reading.py": script("reading"),
             "tests/expected.json": json.dumps(self.draft.expected) + "\n",
             "solution/solve.sh": SOLVE,
+            "solution/prose.py": script("prose"),
             "solution/instruction.md": self.draft.instruction,
             "solution/solve.py": script(f"solve_{self.draft.solve}"),
             **{f"solution/{path}": text for path, text in self.draft.solution.items()},

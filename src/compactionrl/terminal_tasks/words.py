@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from compactionrl.environments.logbook import Draws
 
 PEOPLE = (
@@ -67,12 +69,15 @@ def chatter(draws: Draws, count: int) -> list[str]:
 
 
 def among(draws: Draws, sentences: list[str], count: int) -> str:
-    """The sentences in their order, one to a line, among `count` sentences of small talk."""
-    lines = chatter(draws, count)
-    places = sorted(draws.between(0, len(lines)) for _ in sentences)
+    """The sentences in their order among `count` sentences of small talk, as lines of 76 characters at most.
+
+    Sentences go on over line ends: whoever searches lines for words finds halves of what is told.
+    """
+    said = chatter(draws, count)
+    places = sorted(draws.between(0, len(said)) for _ in sentences)
     for place, sentence in reversed(list(zip(places, sentences, strict=True))):
-        lines.insert(place, sentence)
-    return "\n".join(lines) + "\n"
+        said.insert(place, sentence)
+    return textwrap.fill(" ".join(said), 76, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 def date(day: int) -> str:

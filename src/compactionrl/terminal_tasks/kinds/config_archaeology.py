@@ -189,18 +189,25 @@ class _Writer:
     def _text(self, ticket: Ticket) -> str:
         draws, (file, section, setting) = self.draws, ticket.line
         name = self._name(setting, ticket.day)
-        wish = {
-            "set": f"Set `{name}` to {ticket.value} in section [{section}] of `{file}`.",
-            "delete": f"Delete `{name}` from section [{section}] of `{file}`.",
-            "roll back": f"Roll CHG-{ticket.undone:04} back.",
+        person, day, undone = draws.choice(PEOPLE), date(ticket.day), f"CHG-{ticket.undone:04}"
+        wishes = {
+            "set": (
+                f"Set `{name}` to {ticket.value} in section [{section}] of `{file}`.",
+                f"In `{file}`, section [{section}], the right value of `{name}` would be {ticket.value}.",
+            ),
+            "delete": (
+                f"Delete `{name}` from section [{section}] of `{file}`.",
+                f"In `{file}`, section [{section}] should do without `{name}`.",
+            ),
+            "roll back": (f"Roll {undone} back.", f"We want to have things as they were before {undone}."),
         }[ticket.action]
-        end = {
-            "done": f"Carried out by {draws.choice(PEOPLE)} on {date(ticket.day)}.",
-            "refused": f"Refused by {draws.choice(PEOPLE)} on {date(ticket.day)}.",
-            "open": f"Open since {date(ticket.day)}, until {draws.choice(PEOPLE)} has decided.",
+        ends = {
+            "done": (f"Carried out by {person} on {day}.", f"{person} did so on {day}."),
+            "refused": (f"Refused by {person} on {day}.", f"{person} would not hear of it on {day}."),
+            "open": (f"Open since {day}, until {person} has decided.", f"{person} was asked about it on {day}."),
         }[ticket.status]
         first = f"CHG-{ticket.number:04}, asked for by {draws.choice(PEOPLE)}.\n"
-        return first + among(draws, [wish, end], draws.between(7, 12))
+        return first + among(draws, [draws.choice(wishes), draws.choice(ends)], draws.between(7, 12))
 
     def _notices(self) -> dict[str, str]:
         """One file per rename and as many without one."""

@@ -19,6 +19,11 @@ SEALS = (
     "anchor", "bell", "crown", "dolphin", "eagle", "fox", "griffin", "harp", "ivy", "key", "lion", "moon", "owl", "rose", "swan",
     "tower",
 )  # fmt: skip
+CREWS = ("In {year} the {ship} sailed under {other}.", "{other} commanded the {ship} in {year}.")
+WINTERS = (
+    "In the winter of {year} the {ship} lay at {other}.",
+    "{other} had the {ship} in its harbour in the winter of {year}.",
+)
 ROUNDS = 50_000
 README = """\
 # The archive
@@ -109,14 +114,17 @@ class _Archive:
     def files(self) -> dict[str, str]:
         found = {}
         for year in self.years:
-            crews = [f"In {year} the {ship} sailed under {person}." for ship, person in self.captain[year].items()]
-            winters = [f"In the winter of {year} the {ship} lay at {town}." for ship, town in self.port[year].items()]
+            crews = [self._either(CREWS, year, ship, person) for ship, person in self.captain[year].items()]
+            winters = [self._either(WINTERS, year, ship, town) for ship, town in self.port[year].items()]
             found[f"crews/{year}.txt"] = among(self.draws, self.draws.sample(crews), 20)
             found[f"winters/{year}.txt"] = among(self.draws, self.draws.sample(winters), 20)
         for town in self.towns:
             lines = [f"{person} was baptised here." for person in PEOPLE if self.baptised[person] == town]
             found[f"parish/{town}.txt"] = among(self.draws, lines, 8)
         return found
+
+    def _either(self, forms: tuple[str, str], year: int, ship: str, other: str) -> str:
+        return self.draws.choice(forms).format(year=year, ship=ship, other=other)
 
 
 def seal_letter(text: str, words: list[str], seal: str) -> str:

@@ -15,6 +15,11 @@ SIZES = {"easy": (12, 3, 3, 2, 3, 4), "medium": (18, 5, 5, 3, 6, 6), "hard": (32
 """Days, entries of a day, goods, warehouses, changes of what a unit holds, questions."""
 
 WAREHOUSES = ("north shed", "south shed", "old tower", "brick hall")
+CARRIED = ("{amount} were carried from the {source} to the {target}.", "the {target} got {amount} from the {source}.")
+LEFT = ("{amount} left the {source} for {town}.", "the {source} gave {amount} to a ship for {town}.")
+CAME = ("{amount} came into the {target} from {town}.", "the {target} took {amount} in, sent from {town}.")
+CORRECTIONS = ("the number in entry {number} should be {count}.", "what entry {number} tells has to read {count}.")
+STRIKES = ("entry {number} is struck out.", "entry {number} must be forgotten.")
 README = """\
 # The day books
 
@@ -79,9 +84,9 @@ class _Writer:
     def _amend(self, entry: Entry, strike: bool) -> str:
         if strike:
             entry.struck = True
-            return f"entry {entry.number} is struck out."
+            return self.draws.choice(STRIKES).format(number=entry.number)
         entry.count = self.draws.choice([n for n in range(2, 60) if n != entry.count])
-        return f"the number in entry {entry.number} should be {entry.count}."
+        return self.draws.choice(CORRECTIONS).format(number=entry.number, count=entry.count)
 
     def _move(self, number: int, day: int) -> str:
         draws = self.draws
@@ -92,11 +97,8 @@ class _Writer:
         entry = Entry(number, day, good, source, target, draws.between(2, 59), lasts=draws.random() < 0.5)
         self.entries.append(entry)
         amount = f"{entry.count} {'lasts' if entry.lasts else 'crates'} of {good}"
-        if source and target:
-            return f"{amount} were carried from the {source} to the {target}."
-        if source:
-            return f"{amount} left the {source} for {draws.choice(TOWNS)}."
-        return f"{amount} came into the {target} from {draws.choice(TOWNS)}."
+        forms = (CARRIED if source else CAME) if target else LEFT
+        return draws.choice(forms).format(amount=amount, source=source, target=target, town=draws.choice(TOWNS))
 
     def _crates(self, entry: Entry) -> int:
         if not entry.lasts:

@@ -24,6 +24,23 @@ PROPERTIES = (
     ("book", "the guest who read the {}", ("almanac", "ballads", "fables", "gazette", "hymnal", "novel", "psalter", "sagas")),
 )  # fmt: skip
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
+SAME = (
+    "{first} and {second} are one and the same.",
+    "{first} is nobody else than {second}.",
+    "Whoever speaks of {first} speaks of {second}.",
+)
+LATER = (
+    "{first} arrived {places} before {second}.",
+    "{second} arrived {places} after {first}.",
+    "Had {second} come {places} earlier, {first} would have met a double.",
+    "In the guest book you find {second} {places} below {first}.",
+)
+GOSSIP = (
+    "{first} and {second} are said to be of the same opinion.",
+    "I could not tell whether {first} arrived before {second}.",
+    "{first} sat at the table after {second} did.",
+    "Nobody at the inn likes {first} more than {second}.",
+)
 README = """\
 # The inn
 
@@ -45,6 +62,14 @@ def make(grade: str, draws: Draws) -> Draft:
     def told(node: Node) -> str:
         return asked[node[0]][1].format(values[node[0]][node[1]])
 
+    def statement(fact: str) -> str:
+        nodes = [(p, g) for p in range(properties) for g in range(guests)]
+        idle = [
+            draws.choice(GOSSIP).format(first=told(a), second=told(b))
+            for a, b in [draws.sample(nodes, 2) for _ in "12"]
+        ]
+        return among(draws, draws.sample([fact, *map(capital, idle)]), draws.between(8, 12))
+
     true = [_fact(draws, told(a), told(b), b[1] - a[1]) for a, b in _tree(draws, properties, guests)]
     anchor = (draws.between(0, properties - 1), draws.between(0, guests - 1))
     true.append(capital(f"{told(anchor)} was the {ORDINALS[anchor[1]]} to arrive."))
@@ -57,7 +82,7 @@ def make(grade: str, draws: Draws) -> Draft:
         instruction=instruction(names, sorted(values[0])),
         files={
             "README.md": README,
-            **{f"statements/{number:03}.txt": among(draws, [text], draws.between(9, 14)) for number, text, _ in named},
+            **{f"statements/{number:03}.txt": statement(text) for number, text, _ in named},
             **_memos(draws, [n for n, _, is_true in named if is_true], [n for n, _, is_true in named if not is_true]),
         },
         expected={
@@ -77,14 +102,10 @@ def _tree(draws: Draws, properties: int, guests: int) -> list[tuple[Node, Node]]
 
 def _fact(draws: Draws, first: str, second: str, later: int) -> str:
     """`later`: how many places the second one arrived after the first."""
-    if not later:
-        return capital(f"{first} and {second} are one and the same.")
     if later < 0:
         first, second, later = second, first, -later
     places = f"{later} places" if later > 1 else "one place"
-    if draws.random() < 0.5:
-        return capital(f"{first} arrived {places} before {second}.")
-    return capital(f"{second} arrived {places} after {first}.")
+    return capital(draws.choice(LATER if later else SAME).format(first=first, second=second, places=places))
 
 
 def _lie(draws: Draws, told: Callable[[Node], str], properties: int, guests: int) -> str:

@@ -6,15 +6,25 @@ import re
 from configparser import ConfigParser
 from pathlib import Path
 
+from prose import prose
+
 APP = Path("/app")
 MONTHS = [
     "January", "February", "March", "April", "May", "June",
     "July", "August", "September", "October", "November", "December",
 ]  # fmt: skip
-SET = re.compile(r"Set `(\w+)` to (\d+) in section \[(\w+)\] of `(\S+)`")
-DELETE = re.compile(r"Delete `(\w+)` from section \[(\w+)\] of `(\S+)`")
-BACK = re.compile(r"Roll (CHG-\d+) back")
-DONE = re.compile(r"Carried out by \w+ on (\d+) (\w+)\.")
+SET = [
+    re.compile(r"Set `(?P<name>\w+)` to (?P<value>\d+) in section \[(?P<section>\w+)\] of `(?P<file>\S+)`"),
+    re.compile(
+        r"In `(?P<file>\S+)`, section \[(?P<section>\w+)\], the right value of `(?P<name>\w+)` would be (?P<value>\d+)"
+    ),
+]
+DELETE = [
+    re.compile(r"Delete `(?P<name>\w+)` from section \[(?P<section>\w+)\] of `(?P<file>\S+)`"),
+    re.compile(r"In `(?P<file>\S+)`, section \[(?P<section>\w+)\] should do without `(?P<name>\w+)`"),
+]
+BACK = [re.compile(r"Roll (CHG-\d+) back"), re.compile(r"as they were before (CHG-\d+)")]
+DONE = [re.compile(r"Carried out by \w+ on (\d+) (\w+)\."), re.compile(r"\w+ did so on (\d+) (\w+)\.")]
 RENAMED = re.compile(r"the setting `(\w+)` is called `(\w+)`")
 UNTIL = re.compile(r"at the end of (\d+) (\w+)\.")
 
@@ -23,9 +33,17 @@ def day(match: re.Match[str]) -> tuple[int, int]:
     return MONTHS.index(match[2]), int(match[1])
 
 
+def search(patterns: list[re.Pattern[str]], text: str) -> re.Match[str] | None:
+    return next((match for pattern in patterns if (match := pattern.search(text))), None)
+
+
+def where(match: re.Match[str], newest: dict[str, str]) -> tuple[str, str, str]:
+    return match["file"], match["section"], newest.get(match["name"], match["name"])
+
+
 def main() -> None:
     instruction = Path("/solution/instruction.md").read_text()
-    newest = {m[1]: m[2] for file in APP.glob("notices/*.txt") for m in RENAMED.finditer(file.read_text())}
+    newest = dict(RENAMED.findall(prose(APP / "notices")))
     lines: dict[tuple[str, str, str], str] = {}
     for file in APP.glob("config/**/*.ini"):
         parser = ConfigParser()
@@ -36,18 +54,18 @@ def main() -> None:
 
     asked = UNTIL.search(instruction)
     assert asked
-    texts = {file.stem: file.read_text() for file in APP.glob("changes/*.txt")}
-    done = {number: day(match) for number, text in texts.items() if (match := DONE.search(text))}
+    texts = {file.stem: " ".join(file.read_text().split()) for file in APP.glob("changes/*.txt")}
+    done = {number: day(match) for number, text in texts.items() if (match := search(DONE, text))}
     before: dict[str, tuple[tuple[str, str, str], str | None]] = {}
     value: str | None
     for number in sorted((each for each in done if done[each] <= day(asked)), key=lambda each: done[each]):
         text = texts[number]
-        if match := SET.search(text):
-            line, value = (match[4], match[3], newest.get(match[1], match[1])), str(match[2])
-        elif match := DELETE.search(text):
-            line, value = (match[3], match[2], newest.get(match[1], match[1])), None
+        if match := search(SET, text):
+            line, value = where(match, newest), str(match["value"])
+        elif match := search(DELETE, text):
+            line, value = where(match, newest), None
         else:
-            match = BACK.search(text)
+            match = search(BACK, text)
             assert match
             line, value = before[match[1]]
         before[number] = line, lines.get(line)

@@ -6,12 +6,14 @@ import csv
 import re
 from pathlib import Path
 
+from prose import prose
+
 APP = Path("/app")
 MODULUS = re.compile(r"From page (\d+) on checks are taken modulo (\d+)\.")
 
 
 def main() -> None:
-    moduli = {int(m[1]): int(m[2]) for file in APP.glob("circulars/*.txt") for m in MODULUS.finditer(file.read_text())}
+    moduli = {int(page): int(modulus) for page, modulus in MODULUS.findall(prose(APP / "circulars"))}
     with (APP / "opening.csv").open() as file:
         balances = {row["account"]: int(row["balance"]) for row in csv.DictReader(file)}
     pages = sorted(APP.glob("book/page-*.csv"))

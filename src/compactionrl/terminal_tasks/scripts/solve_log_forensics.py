@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from prose import prose
+
 APP = Path("/app")
 SKEW = re.compile(r"From the first of May on the clock of (\w+) has been (\d+) minutes and (\d+) seconds (fast|slow)")
 STARTS = [
@@ -28,8 +30,8 @@ def clock(time: int) -> str:
 
 
 def skews() -> dict[str, int]:
-    found = (SKEW.search(note.read_text()) for note in APP.glob("hosts/*.txt"))
-    return {m[1]: (int(m[2]) * 60 + int(m[3])) * (1 if m[4] == "fast" else -1) for m in found if m}
+    found = SKEW.finditer(prose(APP / "hosts"))
+    return {m[1]: (int(m[2]) * 60 + int(m[3])) * (1 if m[4] == "fast" else -1) for m in found}
 
 
 def starts() -> dict[tuple[str, str], list[tuple[int, dict[str, str]]]]:

@@ -16,7 +16,7 @@ ANNULLED = re.compile(r"Circular (\d+) is annulled")
 
 
 def rates() -> dict[str, str]:
-    texts = [file.read_text() for file in APP.glob("circulars/*.txt")]
+    texts = [" ".join(file.read_text().split()) for file in APP.glob("circulars/*.txt")]
     annulled = {match[1] for text in texts for match in ANNULLED.finditer(text)}
     heads = [(HEAD.match(text), text) for text in texts]
     dated = sorted((MONTHS.index(head[3]), int(head[2]), head[1], text) for head, text in heads if head)
@@ -28,7 +28,7 @@ def main() -> None:
     forms = [file.read_text().splitlines() for file in Path(__file__).parent.glob("bodies/*.txt")]
     patterns = [(re.compile(re.escape(sheet).replace(r"\{rate\}", r"(\w+ rate)")), body) for sheet, body in forms]
     for sheet in APP.glob("sheets/*.txt"):
-        text = sheet.read_text()
+        text = " ".join(sheet.read_text().split())
         for pattern, body in patterns:
             if match := pattern.search(text):
                 stage = f"def run(values: list[int]) -> list[int]:\n    return {body.format(n=known[match[1]])}\n"

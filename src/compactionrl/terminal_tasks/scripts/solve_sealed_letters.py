@@ -7,21 +7,30 @@ import subprocess
 import sys
 from pathlib import Path
 
+from prose import prose, sentences
+
 APP = Path("/app")
 
 
-def pairs(pattern: str, folder: str) -> list[tuple[str, ...]]:
-    return [m.groups() for file in APP.glob(f"{folder}/*.txt") for m in re.finditer(pattern, file.read_text())]
+def triples(pattern: str, folder: str) -> list[tuple[str, str, str]]:
+    found: list[tuple[str, str, str]] = re.findall(pattern, prose(APP / folder))
+    return found
 
 
-CAPTAIN = {(year, ship): person for year, ship, person in pairs(r"In (\d+) the ([\w ]+) sailed under (\w+)\.", "crews")}
-PORT = {(year, ship): town for year, ship, town in pairs(r"winter of (\d+) the ([\w ]+) lay at (\w+)\.", "winters")}
+CAPTAIN = {
+    (year, ship): person for year, ship, person in triples(r"In (\d+) the ([\w ]+) sailed under (\w+)\.", "crews")
+}
+CAPTAIN |= {(year, ship): person for person, ship, year in triples(r"(\w+) commanded the ([\w ]+) in (\d+)\.", "crews")}
+PORT = {(year, ship): town for year, ship, town in triples(r"winter of (\d+) the ([\w ]+) lay at (\w+)\.", "winters")}
+HARBOUR = r"(\w+) had the ([\w ]+) in its harbour in the winter of (\d+)\."
+PORT |= {(year, ship): town for town, ship, year in triples(HARBOUR, "winters")}
 COMMANDED = {(year, person): ship for (year, ship), person in CAPTAIN.items()}
 LAY = {(year, town): ship for (year, ship), town in PORT.items()}
 BAPTISED = {
-    match[1]: file.stem
+    sentence.split()[0]: file.stem
     for file in APP.glob("parish/*.txt")
-    for match in re.finditer(r"^(\w+) was baptised here\.$", file.read_text(), re.MULTILINE)
+    for sentence in sentences(file)
+    if sentence.endswith("was baptised here")
 }
 HOPS = [
     (re.compile(r"the captain in (\d+) of (.*)"), CAPTAIN),
@@ -48,11 +57,11 @@ def main() -> None:
     named: dict[str, str] = {}
     answers = []
     while opening:
-        words = [re.search(rf"Its {which} word is (.*)\.", text) for which in ("first", "second")]
+        words = [re.search(rf"Its {which} word is (.*?)\.( |\n|$)", text) for which in ("first", "second")]
         command = [sys.executable, str(APP / "unseal.py"), opening[1], *(resolve(m[1], named) for m in words if m)]
-        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        text = " ".join(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split())
         answers += re.findall(r"Part (\d+) of the testament is (\S+)\.", text)
-        named[opening[1]] = re.findall(r"The ship that this letter names is the (.*)\.", text)[0]
+        named[opening[1]] = re.findall(r"The ship that this letter names is the ([\w ]+)\.", text)[0]
         opening = re.search(r"Next open the (\w+)\.", text)
     (APP / "answer.txt").write_text("".join(f"part {part}: {word}\n" for part, word in answers))
 

@@ -5,16 +5,29 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from prose import prose, sentences
+
 APP = Path("/app")
 HOLDS = re.compile(r"From day (\d+) on a last of ([\w ]+) holds (\d+) crates\.")
-ENTRY = re.compile(r"^Entry (\d+): (.*)$", re.MULTILINE)
-CARRIED = re.compile(r"(\d+) (lasts|crates) of ([\w ]+) were carried from the ([\w ]+) to the ([\w ]+)\.")
-LEFT = re.compile(r"(\d+) (lasts|crates) of ([\w ]+) left the ([\w ]+) for \w+\.")
-CAME = re.compile(r"(\d+) (lasts|crates) of ([\w ]+) came into the ([\w ]+) from \w+\.")
+ENTRY = re.compile(r"Entry (\d+): (.*)")
+STRUCK = re.compile(r"entry (\d+) (?:is struck out|must be forgotten)")
+RIGHT = re.compile(r"(?:the number in|what) entry (\d+) (?:should be|tells has to read) (\d+)")
+AMOUNT = r"(?P<count>\d+) (?P<unit>lasts|crates) of (?P<good>[\w ]+?)"
+MOVES = [
+    re.compile(form.replace("AMOUNT", AMOUNT))
+    for form in (
+        r"AMOUNT were carried from the (?P<source>[\w ]+) to the (?P<target>[\w ]+)",
+        r"the (?P<target>[\w ]+) got AMOUNT from the (?P<source>[\w ]+)",
+        r"AMOUNT left the (?P<source>[\w ]+) for \w+",
+        r"the (?P<source>[\w ]+) gave AMOUNT to a ship for \w+",
+        r"AMOUNT came into the (?P<target>[\w ]+) from \w+",
+        r"the (?P<target>[\w ]+) took AMOUNT in, sent from \w+",
+    )
+]
 
 
 def main() -> None:
-    letters = "\n".join(file.read_text() for file in APP.glob("letters/*.txt"))
+    letters = prose(APP / "letters")
     holds: dict[str, dict[int, int]] = {}
     for day, good, crates in HOLDS.findall(letters):
         holds.setdefault(good, {})[int(day)] = int(crates)
@@ -22,20 +35,16 @@ def main() -> None:
     """Entry -> number, crates of a unit, good, source, target."""
     for page in sorted(APP.glob("days/day-*.txt")):
         day = int(page.stem[-2:])
-        for number, text in ENTRY.findall(page.read_text()):
-            if match := re.fullmatch(r"entry (\d+) is struck out\.", text):
+        for number, text in (match.groups() for match in map(ENTRY.fullmatch, sentences(page)) if match):
+            if match := STRUCK.fullmatch(text):
                 del moves[match[1]]
-            elif match := re.fullmatch(r"the number in entry (\d+) should be (\d+)\.", text):
+            elif match := RIGHT.fullmatch(text):
                 moves[match[1]] = (int(match[2]), *moves[match[1]][1:])
             else:
-                match = CARRIED.fullmatch(text) or LEFT.fullmatch(text) or CAME.fullmatch(text)
-                assert match, text
-                unit = 1
-                if match[2] == "lasts":
-                    unit = holds[match[3]][max(each for each in holds[match[3]] if each <= day)]
-                came = match.re is CAME
-                target = match[5] if match.re is CARRIED else match[4] if came else ""
-                moves[number] = (int(match[1]), unit, match[3], "" if came else match[4], target)
+                move = next(match.groupdict() for form in MOVES if (match := form.fullmatch(text)))
+                good = move["good"]
+                unit = holds[good][max(each for each in holds[good] if each <= day)] if move["unit"] == "lasts" else 1
+                moves[number] = int(move["count"]), unit, good, move.get("source", ""), move.get("target", "")
     opening = re.findall(r"^([\w ]+) in the ([\w ]+): (\d+) crates$", (APP / "opening.txt").read_text(), re.MULTILINE)
     stock = {(good, place): int(crates) for good, place, crates in opening}
     for count, unit, good, source, target in moves.values():

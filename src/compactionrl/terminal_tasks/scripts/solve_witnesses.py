@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from prose import prose, sentences
+
 APP = Path("/app")
 ORDINALS = ["first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth"]
 SHAPES = {
@@ -16,6 +18,15 @@ SHAPES = {
     "book": r"the guest who read the (\w+)",
     "name": r"(\w+)",
 }
+FACTS = [
+    r"(?P<first>.*) and (?P<second>.*) are one and the same",
+    r"(?P<first>.*) is nobody else than (?P<second>.*)",
+    r"Whoever speaks of (?P<first>.*) speaks of (?P<second>.*)",
+    r"(?P<first>.*) arrived (?P<n>\w+) places? before (?P<second>.*)",
+    r"(?P<second>.*) arrived (?P<n>\w+) places? after (?P<first>.*)",
+    r"Had (?P<second>.*) come (?P<n>\w+) places? earlier, (?P<first>.*) would have met a double",
+    r"In the guest book you find (?P<second>.*) (?P<n>\w+) places? below (?P<first>.*)",
+]
 
 
 def node(phrase: str) -> tuple[str, str]:
@@ -24,7 +35,7 @@ def node(phrase: str) -> tuple[str, str]:
 
 
 def main() -> None:
-    memos = "\n".join(file.read_text() for file in APP.glob("memos/*.txt"))
+    memos = prose(APP / "memos")
     withdrawn = set(re.findall(r"Statement (\d+) was withdrawn", memos))
     withdrawn -= set(re.findall(r"withdrawal of statement (\d+) was cancelled", memos))
     edges: dict[tuple[str, str], list[tuple[tuple[str, str], int]]] = {}
@@ -32,18 +43,14 @@ def main() -> None:
     for file in APP.glob("statements/*.txt"):
         if file.stem in withdrawn:
             continue
-        for line in file.read_text().splitlines():
-            if match := re.fullmatch(r"(.*) and (.*) are one and the same\.", line):
-                first, second, later = node(match[1]), node(match[2]), 0
-            elif match := re.fullmatch(r"(.*) arrived (\w+) places? (before|after) (.*)\.", line):
-                later = 1 if match[2] == "one" else int(match[2])
-                first, second = node(match[1]), node(match[4])
-                later *= 1 if match[3] == "before" else -1
-            elif match := re.fullmatch(r"(.*) was the (\w+) to arrive\.", line):
+        for sentence in sentences(file):
+            if match := re.fullmatch(r"(.*) was the (\w+) to arrive", sentence):
                 place[node(match[1])] = ORDINALS.index(match[2]) + 1
+            match = next((match for form in FACTS if (match := re.fullmatch(form, sentence))), None)
+            if match is None:
                 continue
-            else:
-                continue
+            first, second = node(match["first"]), node(match["second"])
+            later = {"one": 1}.get(match["n"]) or int(match["n"]) if "n" in match.re.groupindex else 0
             edges.setdefault(first, []).append((second, later))
             edges.setdefault(second, []).append((first, -later))
     reached = list(place)

@@ -171,7 +171,7 @@ def test_how_a_command_ended_is_said():
     assert step(environment, fence("mute")).text == "[no output]"
     assert step(environment, fence("quit")).text == "[exit status 1]"
     slow = step(environment, fence("slow")).text
-    assert slow.startswith("so far\n[stopped after 30.01 seconds.")
+    assert slow.startswith("so far\n[stopped after 30.0 seconds.")
     assert "background" in slow
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from compactionrl.environments.shell import CommandRefused, Shell
+from compactionrl.environments.shell import CarriedShell, CommandRefused
 
 
 class Processes:
@@ -36,7 +36,7 @@ def run(tmp_path):
     """Runs a command in the one shell of the test, which begins in the folder `home`."""
     (tmp_path / "home").mkdir()
     processes = Processes()
-    shell = Shell(processes, str(tmp_path / "home"), {"GIVEN": "from outside"}, state=str(tmp_path / ".shell"))
+    shell = CarriedShell(processes, str(tmp_path / "home"), {"GIVEN": "from outside"}, state=str(tmp_path / ".shell"))
 
     def run(command, seconds=20):
         return asyncio.run(shell.run(command, seconds))
@@ -130,6 +130,7 @@ def test_a_directory_that_is_gone_is_said(run, tmp_path):
     run("mkdir sub; cd sub; rmdir ../sub; x=1")
     ran = run("pwd; echo $x")
     assert ran.output == f"[{tmp_path}/home/sub is gone, this is {tmp_path}/home]\n{tmp_path}/home\n1\n"
+    assert run("pwd; echo $PWD").output == f"{tmp_path}/home\n" * 2  # and said once
 
 
 def test_without_its_state_the_shell_begins_anew(run, tmp_path):

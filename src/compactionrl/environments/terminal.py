@@ -10,7 +10,7 @@ from typing import Any, get_args
 from compactionrl.environments.commands import NoCommand, fenced_command
 from compactionrl.environments.protocol import Message, Observation, Response, Verdict
 from compactionrl.environments.screen import clip, plain
-from compactionrl.environments.shell import CommandRefused, Ran, Shell
+from compactionrl.environments.shell import CommandRefused, Ran, Shell, open_shell
 from compactionrl.environments.terminal_tools import (
     COMPLETE,
     NO_CALL,
@@ -58,8 +58,8 @@ class TerminalOptions:
 class TerminalEnvironment:
     """An Environment over any Sandbox, which it starts and stops; `verifier` judges what is in it.
 
-    `prepare`: makes what the task needs in the sandbox that has started. `shell`: how commands run, if not from / in the
-    sandbox's own environment. `agent_seconds`: of all commands together; then the rollout
+    `prepare`: makes what the task needs in the sandbox that has started. `shell`: how commands run, if not in the
+    sandbox's own folder and environment. `agent_seconds`: of all commands together; then the rollout
     ends by 'time'. What is malformed is answered and costs a turn.
     """
 
@@ -76,7 +76,7 @@ class TerminalEnvironment:
     ) -> None:
         self.sandbox, self.instruction, self.verifier = sandbox, instruction, verifier
         self.options = options or TerminalOptions()
-        self.prepare, self.shell = prepare, shell or Shell(sandbox)
+        self.prepare, self.shell = prepare, shell or open_shell(sandbox)
         self.tools: list[Any] | None = TOOLS if self.options.tools == "native" else None
         self.seconds_left = agent_seconds
         self.turn, self.asked_at, self.done = 0, 0, False

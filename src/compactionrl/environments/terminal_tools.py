@@ -78,7 +78,7 @@ AGAIN = {
     "fenced": "If all of it is done, give the command task_complete once more.",
 }
 STOPPED = (
-    "[stopped after {seconds:g} seconds. What it printed so far is above; what it was still doing is gone. Longer work "
+    "[stopped after {seconds:.1f} seconds. What it printed so far is above; what it was still doing is gone. Longer work "
     "belongs in the background: COMMAND > FILE 2>&1 &]"
 )
 

@@ -42,6 +42,17 @@ async def replies(tasks: TextWorldTasks, split: str, index: int, commands: list[
     return task, texts, reward
 
 
+def test_many_games_at_once(tasks: TextWorldTasks) -> None:
+    """First of all tests: what cannot be done from many threads is done when the first game is opened."""
+    [facts, _] = tasks.facts("train")
+
+    async def all_at_once() -> list[tuple[str, list[str], float]]:
+        return await asyncio.gather(*(replies(tasks, "train", 0, facts.walkthrough) for _ in range(16)))
+
+    for task, texts, reward in asyncio.run(all_at_once()):
+        assert ([task, *texts], reward) == (facts.texts, 1.0)
+
+
 def test_the_walkthrough_scores_1_and_half_of_it_less(tasks: TextWorldTasks) -> None:
     for split in ("train", "heldout"):
         for facts, index in zip(tasks.facts(split), range(2), strict=True):

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,9 @@ FURTHER = {"cooking": {"recipe": 1, "go": 1, "recipe_seed": 0, "split": None}, "
 
 FOODS = {"train": {"split": "train"}, "heldout": {"split": "test"}}
 """TextWorld's own split of the cooking games: other foods, and other ways to prepare the same ones."""
+
+OPENING = threading.Lock()
+"""TextWorld's parser of game files serves one thread at a time."""
 
 BANNER = re.compile(r"[\s$|_/\\>]*")
 STATUS = re.compile(r"^>.*$", re.MULTILINE)
@@ -195,7 +199,8 @@ class TextWorldGame:
         # Of what the interpreter lacks for these games nothing is used.
         warnings.filterwarnings("ignore", "Game '.*' is not fully supported")
         infos = textworld.EnvInfos(feedback=True, score=True, won=True, lost=True, admissible_commands=admissible)
-        self._player = textworld.start(str(folder / "game.z8"), infos)
+        with OPENING:
+            self._player = textworld.start(str(folder / "game.z8"), infos)
         self._player.seed(1)  # the same answers every time
         self._state = self._player.reset()
         self.system, self.task = system(self.facts), self._said()

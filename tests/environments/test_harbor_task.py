@@ -168,8 +168,8 @@ COPY one.txt /lists/old
 COPY deep /deeper/
 RUN mkdir folder
 COPY two.txt folder
-COPY run.sh /usr/local/bin/run
-RUN run > out && \\
+COPY run.sh /opt/run
+RUN /opt/run > out && \\
     test -n "$WHO"
 RUN ["sh", "-c", "echo '$HOME' >> out"]
 ENV WHO=later

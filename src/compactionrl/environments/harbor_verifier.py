@@ -40,20 +40,22 @@ class HarborVerifier:
         await sandbox.upload_dir(self.tests, "/tests")
         await self.command(sandbox, "chmod +x /tests/test.sh")
         begun = time.monotonic()
-        await self.judge(sandbox)
-        rewards = read_rewards(await self.read(sandbox, "reward.json"), await self.read(sandbox, "reward.txt"))
-        printed = await sandbox.exec(f"tail -c {SHOWN} {LOGS}/test-stdout.txt", "/", timeout_sec=SECONDS)
+        printed = await self.judge(sandbox)
+        json_text = await self.read(sandbox, "reward.json")
+        rewards = read_rewards(json_text, await self.read(sandbox, "reward.txt") if json_text is None else None)
         details = {
             "rewards": rewards,
             "verifier_seconds": round(time.monotonic() - begun, 3),
-            "verifier_output": plain(printed.stdout or ""),
+            "verifier_output": plain(printed),
         }
         return Verdict(reward_of(rewards, self.reward), details)
 
-    async def judge(self, sandbox: Sandbox) -> None:
+    async def judge(self, sandbox: Sandbox) -> str:
+        """Run test.sh: the end of what it printed."""
         limit, begun = ceil(self.settings.timeout_sec), time.monotonic()
+        log = f"{LOGS}/test-stdout.txt"
         result = await sandbox.exec(
-            f"/tests/test.sh > {LOGS}/test-stdout.txt 2>&1",
+            f"/tests/test.sh > {log} 2>&1; code=$?; tail -c {SHOWN} {log}; exit $code",
             self.cwd,
             {**(self.env or {}), **resolved(self.settings.env)} or None,
             limit,
@@ -61,6 +63,7 @@ class HarborVerifier:
         )
         if result.return_code == TIMED_OUT and time.monotonic() - begun >= limit:
             raise VerifierError(f"test.sh took longer than verifier.timeout_sec ({self.settings.timeout_sec:g})")
+        return result.stdout or ""
 
     async def read(self, sandbox: Sandbox, name: str) -> str | None:
         """A reward file; None where there is none."""

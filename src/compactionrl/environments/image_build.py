@@ -26,8 +26,8 @@ async def build(dockerfile: Dockerfile, sandbox: Sandbox, seconds: float) -> Non
 
 async def copy(step: Copy, sandbox: Sandbox, ends: float) -> None:
     """A folder's content goes into the target, a file becomes it, or goes into it where that is a folder."""
-    folder = f"[ -d {shlex.quote(step.target)} ]"
-    into = step.into or await sandbox_says(sandbox, folder, ends)
+    files = any(source.is_file() for source in step.sources)
+    into = step.into or (files and await sandbox_says(sandbox, f"[ -d {shlex.quote(step.target)} ]", ends))
     for source in step.sources:
         if source.is_dir():
             await sandbox.upload_dir(source, step.target)

@@ -31,6 +31,8 @@ net_bind_service. An ordinary user's sandbox has none, though its user is called
 HOLDER = 'trap "" HUP INT QUIT TERM; mkdir -p -- "$0" && echo ready && read -r'
 """The sandbox's first process, which no process inside can kill. It makes the working directory, and waits for us to close its
 input: when we are gone, however that came, it ends, and the kernel ends every other process with it."""
+HOLDER_KEEPS = "CAP_WAKE_ALARM"
+"""A capability that does no harm, and that commands do not have: who has fewer may not trace the holder nor see its memory."""
 START_SECONDS = 30
 
 
@@ -138,7 +140,7 @@ class BwrapSandbox(Inside):
         bwrap = [program, "--die-with-parent", "--new-session", "--as-pid-1", "--info-fd", str(info)]
         bwrap += ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup", "--hostname", "sandbox"]
         bwrap += [] if self.network else ["--unshare-net"]
-        bwrap += ["--cap-drop", "ALL", "--clearenv", "--setenv", "PATH", self.env["PATH"]]
+        bwrap += ["--cap-drop", "ALL", "--cap-add", HOLDER_KEEPS, "--clearenv", "--setenv", "PATH", self.env["PATH"]]
         bwrap += mounts(self.image, base, overlay=overlay, network=self.network)
         bwrap += ["--chdir", "/", "--", "/bin/bash", "--noprofile", "--norc", "-c", HOLDER, self.workdir]
         return [*unshare(user), "sh", "-c", f'{script}\nexec "$@"', "sh", *bwrap]

@@ -5,8 +5,9 @@ that one is. Each request forks a *porter*, which joins the namespaces of the sa
 neither see nor trace it. It forks the command, waits for it, and kills it when the time is up or the caller has gone. Privileges
 are dropped before anything of the sandbox's is executed: nothing that a command left behind is ever run with more than it had.
 
-A request is one byte with descriptors: a file with the request as JSON, the porter's socket, stdin, stdout, stderr, what else the
-command gets (as descriptor 9), and the sandbox's process. The porter answers with two lines: the command's process, its code.
+A request is one byte with descriptors: a file with the request as JSON, the porter's socket, stdin, stdout, stderr, what else
+the command gets (from descriptor 9 on), and the sandbox's process. The porter answers with two lines: the command's process, its
+code.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ SET_DUMPABLE, CAPBSET_READ, CAPBSET_DROP, NO_NEW_PRIVS = 4, 23, 24, 38
 CAP_AMBIENT, CLEAR_ALL, SET_SECCOMP, FILTER = 47, 4, 22, 2
 CAPABILITY_VERSION_3 = 0x20080522
 CONTROL = 9
-"""The descriptor at which a command finds what else it was given."""
-SCRIPT, HIGH = 8, 100
+"""The first descriptor at which a command finds what else it was given."""
+HIGH = 100
 LONGEST_ARGUMENT = 100_000
 """Bytes. Linux takes no argument longer than 128 KiB; longer commands are read from a file."""
-DESCRIPTORS = 7
+DESCRIPTORS = 8
 libc = ctypes.CDLL(None, use_errno=True)
 libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
 
@@ -156,12 +157,11 @@ def become(request: dict[str, Any], standard: list[int], control: list[int]) -> 
         script = os.memfd_create("command")
         os.write(script, command)
         os.lseek(script, 0, os.SEEK_SET)
-        control, arguments = [script, *control], [*arguments[:3], f"/dev/fd/{SCRIPT}"]
+        control, arguments = [*control, script], [*arguments[:3], f"/dev/fd/{CONTROL + len(control)}"]
     # First out of the way of the numbers that they are to have.
     high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, HIGH) for descriptor in (*standard, *control)]
     os.closerange(0, HIGH)
-    targets = [0, 1, 2, *([SCRIPT] if len(command) > LONGEST_ARGUMENT else []), CONTROL]
-    for descriptor, target in zip(high, targets, strict=False):
+    for descriptor, target in zip(high, [0, 1, 2, *range(CONTROL, CONTROL + len(control))], strict=True):
         os.dup2(descriptor, target)
     os.closerange(HIGH, 4096)
     drop(request)

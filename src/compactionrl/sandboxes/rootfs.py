@@ -88,7 +88,8 @@ def layout(image: Image, base: str, limits: Limits, *, overlay: bool, user_names
 
 
 def mounts(image: Image, base: str, *, overlay: bool, network: bool) -> list[str]:
-    """The arguments of bwrap that mount it."""
+    """The arguments of bwrap that mount it. /proc is read-only as a whole: bwrap does not cover /proc/sys for root, whose file
+    permissions there are those of the host's root."""
     arguments = ["--bind", f"{base}/root", "/"]
     if image.root is None:
         if not overlay:
@@ -101,7 +102,20 @@ def mounts(image: Image, base: str, *, overlay: bool, network: bool) -> list[str
                 arguments += ["--ro-bind", str(path.resolve()), str(path)]
     elif network:
         arguments += ["--ro-bind-try", "/etc/resolv.conf", "/etc/resolv.conf"]
-    return [*arguments, "--proc", "/proc", "--dev", "/dev", "--bind", f"{base}/shm", "/dev/shm", "--remount-ro", "/dev"]
+    return [
+        *arguments,
+        "--proc",
+        "/proc",
+        "--dev",
+        "/dev",
+        "--bind",
+        f"{base}/shm",
+        "/dev/shm",
+        "--remount-ro",
+        "/dev",
+        "--remount-ro",
+        "/proc",
+    ]
 
 
 def build(folder: Path, suite: str = "bookworm", mirror: str | None = None) -> Image:

@@ -10,26 +10,23 @@ import socket
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 from compactionrl.sandboxes.entrance import Place, Porter, door, pipe_to, stragglers
 from compactionrl.sandboxes.output import Leftovers, Reader
 from compactionrl.sandboxes.protocol import TIMED_OUT, Executed
 
 LOOP = 'while IFS= builtin read -r -u 9; do builtin eval "$REPLY"; done'
-"""The shell. Requests come in on descriptor 9, which commands do not get to see, and answers go out there: nothing that a command
-prints is taken for an answer, and a command that reads its input finds nothing."""
+"""The shell. Requests come in on descriptor 9, and answers go out there; commands are in the file behind descriptor 10. Commands
+do not get to see either: nothing that they print is taken for an answer, and who reads its input finds nothing."""
+TAKE = "IFS= builtin read -r -d '' < /proc/self/fd/10; builtin eval \"$REPLY\" 9<&- 10<&-"
+ANSWER = "builtin printf '%s %s\\n' {nonce} \"$?\" >&9"
 ENDED = "[the shell has ended; the next command starts in a new one]\n"
+CLOSED = "[the shell has closed its output; the next command starts in a new one]\n"
 KILLED = "[out of time; the shell was killed, the next command starts in a new one]\n"
 LENIENCE = 0.3
 """Seconds that a shell has to come back once the processes of a command that ran out of time were killed."""
 TICKS = os.sysconf("SC_CLK_TCK")
-PRINTABLE = frozenset(range(0x20, 0x7F)) - frozenset(b"\\'")
-
-
-def quoted(command: str) -> str:
-    """The command as one line of bash."""
-    data = command.encode(errors="surrogateescape")
-    return "$'" + "".join(chr(byte) if byte in PRINTABLE else f"\\x{byte:02x}" for byte in data) + "'"
 
 
 class Shell:
@@ -40,6 +37,7 @@ class Shell:
         self.cwd, self.env, self.most = cwd, env, most
         self.lock = asyncio.Lock()
         self.control: socket.socket | None = None
+        self.ended: asyncio.Future[str]
 
     async def run(self, command: str, timeout: float | None) -> Executed:
         if "\0" in command:
@@ -64,14 +62,23 @@ class Shell:
             self.control, theirs = socket.socketpair()
             close.enter_context(theirs)
             self.control.setblocking(False)
-            self.porter = Porter(door.ask(request, null, their_out, their_err, theirs.fileno(), self.place.holder))
-        self.process = int(await self.porter.line())
+            self.file = os.memfd_create("command")
+            control = (theirs.fileno(), self.file)
+            self.porter = Porter(door.ask(request, null, their_out, their_err, *control, self.place.holder))
+        self.ended = asyncio.get_running_loop().create_future()
+        try:
+            self.process = int(await self.porter.line())
+        except BaseException:
+            self.close()
+            raise
         self.ended = asyncio.ensure_future(self.porter.line())
 
     async def answer(self, command: str, timeout: float | None) -> Executed:
         nonce = secrets.token_hex(8)
         began = time.clock_gettime(time.CLOCK_BOOTTIME)
-        request = f"eval {quoted(command)} 9<&-; builtin printf '%s %s\\n' {nonce} \"$?\" >&9\n"
+        os.ftruncate(self.file, 0)
+        os.pwrite(self.file, command.encode(errors="surrogateescape"), 0)
+        request = f"{TAKE}; {ANSWER.format(nonce=nonce)}\n"
         outcome = asyncio.ensure_future(self.outcome(request, nonce))
         try:
             await asyncio.wait({outcome}, timeout=timeout)
@@ -83,6 +90,8 @@ class Shell:
                 code, note = TIMED_OUT, outcome.result()[1] if outcome.done() else KILLED
         finally:
             outcome.cancel()
+        if not note and any(stream.ended.is_set() for stream in self.streams):
+            note = CLOSED
         if note:
             self.porter.kill()
             await self.ended
@@ -96,7 +105,8 @@ class Shell:
         """The return code, and what to say if the shell is gone."""
         answer = asyncio.ensure_future(self.exchange(request, nonce))
         try:
-            await asyncio.wait({answer, self.ended}, return_when=asyncio.FIRST_COMPLETED)
+            waiting: list[asyncio.Future[Any]] = [answer, self.ended]
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if answer.done() and (code := answer.result()) is not None:
                 return code, ""
             return int(await asyncio.shield(self.ended)), ENDED
@@ -127,6 +137,7 @@ class Shell:
             return
         self.control.close()
         self.control = None
+        os.close(self.file)
         self.ended.cancel()
         self.porter.close()
         for stream in self.streams:

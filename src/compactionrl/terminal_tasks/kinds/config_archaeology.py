@@ -116,10 +116,10 @@ class _Writer:
         days = sorted(draws.sample(range(5, LAST_DAY + 20), count))
         ids = [400 + 3 * n + draws.between(0, 2) for n in range(count)]
         # Tickets are carried out in another order than they were written in.
-        order = [ids[n] for _, n in sorted((n + draws.between(-6, 6), n) for n in range(count))]
+        order = [ids[n] for _, n in sorted((n + draws.between(0, count // 2), n) for n in range(count))]
         lines, before, done, made = dict(self.initial), dict[int, int | None](), list[Ticket](), list[Ticket]()
         for position, (day, number) in enumerate(zip(days, order, strict=True)):
-            status = "done" if draws.random() < 0.75 else draws.choice(("refused", "open"))
+            status = "done" if draws.random() < 0.65 else draws.choice(("refused", "open"))
             ticket = self._ticket(number, day, status, lines, done, position)
             made.append(ticket)
             if status == "done":
@@ -131,34 +131,43 @@ class _Writer:
         self, number: int, day: int, status: str, lines: dict[Line, int], done: list[Ticket], position: int
     ) -> Ticket:
         draws, chance = self.draws, self.draws.random()
-        undoable = [each for each in done[-12:] if each.action != "roll back"]
-        if chance < 0.15 and undoable:
-            other = draws.choice(undoable)
-            return Ticket(number, day, status, "roll back", other.line, undone=other.number)
-        service, region, setting = self.asked[position % len(self.asked)]
-        if chance > 0.8:
-            service, region, setting = (
-                draws.choice(self.services),
-                draws.choice(self.regions),
-                draws.choice(self.settings),
-            )
-        places = layers(service, region, setting)
-        present = [line for line in places[:3] if line in lines]
-        if chance < 0.35 and present:
-            return Ticket(number, day, status, "delete", present[0])
+        question = self.asked[position % len(self.asked)]
+        if chance > 0.85:
+            question = draws.choice(self.services), draws.choice(self.regions), draws.choice(self.settings)
+        places = layers(*question)
+        first = next(n for n, line in enumerate(places) if line in lines)
+        undoable = [each for each in done if each.line in places[: first + 1] and each.action != "roll back"]
+        if chance < 0.25 and undoable:
+            return Ticket(number, day, status, "roll back", undoable[-1].line, undone=undoable[-1].number)
+        if chance < 0.45 and first < 3:
+            return Ticket(number, day, status, "delete", places[first])
+        # Mostly where it counts now, or before that.
+        places = places[: first + 1] if draws.random() < 0.8 else places
         return Ticket(number, day, status, "set", draws.choice(places), next(self.values))
 
-    def right(self) -> dict[Line, int]:
-        """Question -> what was in force at the end of the day that is asked for."""
+    def answers(self, tickets: list[Ticket]) -> dict[Line, int]:
+        """Question -> what is in force after these tickets."""
         lines, before = dict(self.initial), dict[int, int | None]()
-        for ticket in self.tickets:
-            if ticket.status == "done" and ticket.day <= self.until:
-                apply(ticket, lines, before)
+        for ticket in tickets:
+            apply(ticket, lines, before)
         return {question: answer(question, lines) for question in self.asked}
 
+    def right(self) -> dict[Line, int]:
+        """At the end of the day that is asked for."""
+        return self.answers([each for each in self.tickets if each.status == "done" and each.day <= self.until])
+
     def worthwhile(self) -> bool:
-        """Whether no answer stands in the files as they are."""
-        return all(value != answer(question, self.initial) for question, value in self.right().items())
+        """Whether no answer stands in the files as they are, and each way to misread the tickets spoils some answers."""
+        right = self.right()
+        wrong = [
+            [each for each in self.tickets if each.day <= self.until],
+            [each for each in self.tickets if each.status == "done"],
+            [each for each in self.tickets if each.status == "done" and each.day <= self.until and not each.undone],
+        ]
+        if any(value == answer(question, self.initial) for question, value in right.items()):
+            return False
+        spoiled = [sum(right[q] != value for q, value in self.answers(tickets).items()) for tickets in wrong]
+        return min(spoiled) > len(self.asked) // 5
 
     def draft(self) -> Draft:
         expected = {" ".join(question): str(value) for question, value in self.right().items()}

@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import shlex
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from math import ceil, inf
 from pathlib import Path
 
-from compactionrl.environments.dockerfile import Dockerfile, DockerfileError, read_dockerfile
+from compactionrl.environments.dockerfile import Dockerfile, DockerfileError, Run, read_dockerfile
 from compactionrl.environments.harbor_settings import TaskFolderError, read_settings, resolved
 from compactionrl.environments.harbor_verifier import HarborVerifier
 from compactionrl.environments.image_build import build
+from compactionrl.environments.image_cache import ImageCache
 from compactionrl.environments.protocol import Verdict
 from compactionrl.environments.shell import open_shell
 from compactionrl.environments.terminal import TerminalEnvironment, TerminalOptions
@@ -35,6 +36,7 @@ class HarborTask:
         self.settings = read_settings(self.folder / SETTINGS)
         self.instruction = (self.folder / INSTRUCTION).read_text()
         self.dockerfile = self._dockerfile()
+        self.image = ImageCache()
 
     def _dockerfile(self) -> Dockerfile:
         folder = self.folder / "environment"
@@ -82,8 +84,13 @@ class HarborTask:
         return digest.hexdigest()
 
     async def build(self, sandbox: Sandbox) -> None:
-        """Make what the Dockerfile says in a sandbox that has started. Raises SandboxError if a step fails."""
-        await build(self.dockerfile, sandbox, self.settings.environment.build_timeout_sec)
+        """Make what the Dockerfile says in a sandbox that has started. Raises SandboxError if a step fails.
+
+        What its RUN steps make is kept for the next sandbox, if that saves time.
+        """
+        steps = partial(build, self.dockerfile, seconds=self.settings.environment.build_timeout_sec)
+        runs = any(isinstance(step, Run) for step in self.dockerfile.steps)
+        await (self.image.provide(sandbox, steps) if runs else steps(sandbox))
         result = await sandbox.exec(f"{LOG_FOLDERS} && mkdir -p -- {shlex.quote(self.workdir)}", "/", timeout_sec=60)
         if result.return_code:
             raise SandboxError(f"no folder can be made: {result.stderr or result.stdout}")

@@ -24,6 +24,7 @@ BASE_ENV = {
     "TERM": "xterm",
 }
 """All that commands see of an environment: nothing of ours."""
+BROKEN = BrokenPipeError.__name__
 
 
 class Inside:
@@ -121,13 +122,12 @@ class Inside:
             with open(ours, "wb" if inwards else "rb") as stream:
                 here(stream)
 
-        mine = asyncio.ensure_future(asyncio.to_thread(half))
-        outcomes = await asyncio.gather(
-            carry(self.opened(), request, theirs, inwards=inwards), mine, return_exceptions=True
-        )
+        halves = [asyncio.to_thread(half), carry(self.opened(), request, theirs, inwards=inwards)]
+        outcomes = await asyncio.gather(*(halves if inwards else halves[::-1]), return_exceptions=True)
         errors = [each for each in outcomes if isinstance(each, BaseException)]
-        # A broken pipe, or a stream that was cut, says only that the other half has failed.
-        for error in sorted(errors, key=lambda each: isinstance(each, BrokenPipeError)):
+        # The sender's error comes first: that the stream was cut is all that the receiver knows. A sender that was cut off
+        # knows as little.
+        for error in sorted(errors, key=lambda each: isinstance(each, BrokenPipeError) or BROKEN in str(each)):
             if isinstance(error, SandboxError) or not isinstance(error, OSError):
                 raise error
             raise SandboxError(f"{type(error).__name__}: {error}") from error

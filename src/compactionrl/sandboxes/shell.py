@@ -7,7 +7,7 @@ import os
 import secrets
 import signal
 import socket
-import time
+from collections.abc import Collection
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ CLOSED = "[the shell has closed its output; the next command starts in a new one
 KILLED = "[out of time; the shell was killed, the next command starts in a new one]\n"
 LENIENCE = 0.3
 """Seconds that a shell has to come back once the processes of a command that ran out of time were killed."""
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Shell:
@@ -75,7 +74,7 @@ class Shell:
 
     async def answer(self, command: str, timeout: float | None) -> Executed:
         nonce = secrets.token_hex(8)
-        began = time.clock_gettime(time.CLOCK_BOOTTIME)
+        before = children(self.process)
         os.ftruncate(self.file, 0)
         os.pwrite(self.file, command.encode(errors="surrogateescape"), 0)
         request = f"{TAKE}; {ANSWER.format(nonce=nonce)}\n"
@@ -85,7 +84,7 @@ class Shell:
             if outcome.done():
                 code, note = outcome.result()
             else:
-                kill_since(self.process, began)
+                kill_tree(self.process, spared=before)
                 await asyncio.wait({outcome}, timeout=LENIENCE)
                 code, note = TIMED_OUT, outcome.result()[1] if outcome.done() else KILLED
         finally:
@@ -144,13 +143,12 @@ class Shell:
             self.leftovers.keep(stream)
 
 
-def kill_since(process: int, began: float) -> None:
-    """Kill the descendants of a process that began since (in seconds since boot)."""
-    for child in children(process):
-        kill_since(child, began)
-        if started(child) >= began - 1 / TICKS:
-            with suppress(ProcessLookupError):  # it may just have ended
-                os.kill(child, signal.SIGKILL)
+def kill_tree(process: int, spared: Collection[int] = ()) -> None:
+    """Kill the descendants of a process, but for the children that are spared and what is below them."""
+    for child in set(children(process)) - set(spared):
+        kill_tree(child)
+        with suppress(ProcessLookupError):  # it may just have ended
+            os.kill(child, signal.SIGKILL)
 
 
 def children(process: int) -> list[int]:
@@ -158,10 +156,3 @@ def children(process: int) -> list[int]:
         return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
     except (FileNotFoundError, ProcessLookupError):
         return []
-
-
-def started(process: int) -> float:
-    try:
-        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]) / TICKS
-    except (FileNotFoundError, ProcessLookupError):
-        return 0.0

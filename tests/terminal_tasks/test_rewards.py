@@ -216,6 +216,7 @@ class TestPipelineRepair:
             "while True: pass",
             "print('result stage_01 [[1]]')",
             "1 / 0",
+            "__import__('os').kill(__import__('os').getppid(), 9)",
         ],
     )
     def test_the_same_for_every_stage_is_worth_nothing(self, staged: Staged, body: str) -> None:
@@ -246,10 +247,16 @@ class TestPipelineRepair:
         self.quick(staged)
         right = json.loads((staged.root / "tests/expected.json").read_text())
         staged.solve()
-        last = max(right["broken"])
-        if last == max(right["inputs"]):
-            (staged.app / f"stages/{last}.py").write_text("def run(values):\n    while True:\n        pass\n")
-            assert staged.reward() == pytest.approx(1 - 1 / len(right["broken"]), abs=1e-4)
+        (staged.app / f"stages/{max(right['inputs'])}.py").write_text(
+            "def run(values):\n    while True:\n        pass\n"
+        )
+        assert staged.reward() == pytest.approx(1 - 1 / len(right["broken"]), abs=1e-4)
+
+    def test_a_stage_that_ends_the_process_costs_itself(self, staged: Staged) -> None:
+        right = json.loads((staged.root / "tests/expected.json").read_text())
+        staged.solve()
+        (staged.app / f"stages/{min(right['broken'])}.py").write_text("raise SystemExit\n")
+        assert staged.reward() == pytest.approx(1 - 1 / len(right["broken"]), abs=1e-4)
 
     @pytest.mark.parametrize("grade", GRADES)
     def test_the_run_stops_at_the_first_wrong_stage(self, grade: str, tmp_path: Path) -> None:

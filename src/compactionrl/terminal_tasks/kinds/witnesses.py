@@ -62,13 +62,13 @@ def make(grade: str, draws: Draws) -> Draft:
     def told(node: Node) -> str:
         return asked[node[0]][1].format(values[node[0]][node[1]])
 
+    def gossip() -> str:
+        """About two guests: what is said of one of them alone would sound as if they were two."""
+        (p, q), (a, b) = (draws.between(0, properties - 1) for _ in "12"), draws.sample(range(guests), 2)
+        return capital(draws.choice(GOSSIP).format(first=told((p, a)), second=told((q, b))))
+
     def statement(fact: str) -> str:
-        nodes = [(p, g) for p in range(properties) for g in range(guests)]
-        idle = [
-            draws.choice(GOSSIP).format(first=told(a), second=told(b))
-            for a, b in [draws.sample(nodes, 2) for _ in "12"]
-        ]
-        return among(draws, draws.sample([fact, *map(capital, idle)]), draws.between(8, 12))
+        return among(draws, draws.sample([fact, gossip(), gossip()]), draws.between(8, 12))
 
     true = [_fact(draws, told(a), told(b), b[1] - a[1]) for a, b in _tree(draws, properties, guests)]
     anchor = (draws.between(0, properties - 1), draws.between(0, guests - 1))

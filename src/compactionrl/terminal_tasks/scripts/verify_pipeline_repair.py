@@ -25,7 +25,7 @@ for line in sys.stdin:
         space = {"__name__": task["name"]}
         exec(compile(task["text"], task["name"], "exec"), space)
         results = [[int(value) for value in space["run"](list(values))] for values in task["inputs"]]
-    except Exception:
+    except BaseException:
         results = []
     print("result", task["name"], json.dumps(results), flush=True)
 """
@@ -58,6 +58,7 @@ def digest(values: object) -> str:
 def main() -> None:
     right = expected()
     texts = {name: read(f"/app/stages/{name}.py") or "" for name in right["inputs"]}
+    reward(0)  # the agent's own code runs next: should it end this process, that is no failure of the tests
     found = results(texts, right["inputs"])
     broken, score = set(right["broken"]), 0
     for name, wanted in right["results"].items():

@@ -27,7 +27,7 @@ for call in json.load(sys.stdin):
         function = getattr(importlib.import_module("harbour." + call["module"]), call["function"])
         first, second = call["parameters"]
         print(int(function(**{first: call["arguments"][0], second: call["arguments"][1]})))
-    except Exception:
+    except BaseException:
         print("none")
 """
 
@@ -86,6 +86,7 @@ def shaped(wanted: dict[str, Any], texts: dict[str, str]) -> bool:
 
 def main() -> None:
     right, texts = expected(), sources()
+    reward(0)  # the agent's own code runs next: should it end this process, that is no failure of the tests
     if any(digest(run(["-m", "harbour", *numbers.split()])) != value for numbers, value in right["output"].items()):
         return reward(0)
     changes = right["accepted"] + right["others"]

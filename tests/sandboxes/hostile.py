@@ -13,6 +13,7 @@ import asyncio
 import hashlib
 import json
 import os
+import platform
 import resource
 import secrets
 import shutil
@@ -30,6 +31,7 @@ from typing import Any
 from compactionrl.sandboxes.bwrap import BwrapSandbox
 from compactionrl.sandboxes.limits import PREFIX, Limits
 from compactionrl.sandboxes.protocol import TIMED_OUT, Executed, SandboxError
+from compactionrl.sandboxes.seccomp import CLONE, CLONE3, REFUSED
 
 LIMITS = Limits(memory_mb=256, disk_mb=64, processes=64, cpus=1, output_bytes=1 << 16, transfer_mb=16)
 TIMEOUT = 2
@@ -115,8 +117,13 @@ SYSCALL = (
 )
 
 
-def syscall(*arguments: object) -> str:
-    return PY.format(SYSCALL.format(", ".join(map(str, arguments))))
+def syscall(name: str, *arguments: object) -> str:
+    number = CALLS[name] if name in CALLS else REFUSED[MACHINE][name]
+    return PY.format(SYSCALL.format(", ".join(map(str, [number, *arguments]))))
+
+
+MACHINE = platform.machine()
+CALLS = {"clone": CLONE.get(MACHINE), "clone3": CLONE3, "ptrace": {"x86_64": 101, "aarch64": 117}.get(MACHINE)}
 
 
 def won(command: str) -> str:
@@ -155,18 +162,20 @@ def escapes(host: Host) -> list[Attempt]:
             "echo '|/app/x' > /proc/sys/kernel/core_pattern || echo x > /proc/sys/kernel/hostname"
             " || echo 1 > /proc/sys/vm/overcommit_memory || echo x > /proc/sys/kernel/modprobe"
         ),
-        "load a kernel module": won("modprobe dummy || insmod /usr/lib/x.ko") + "; " + syscall(313, 0, 0, 0),
-        "kernel keys": syscall(248, 'b"user"', 'b"x"', 'b"y"', 1, -3) + "; " + syscall(250, 0, -3, 1),
+        "load a kernel module": won("modprobe dummy || insmod /usr/lib/x.ko") + "; " + syscall("finit_module", 0, 0, 0),
+        "kernel keys": syscall("add_key", 'b"user"', 'b"x"', 'b"y"', 1, -3) + "; " + syscall("keyctl", 0, -3, 1),
         "bpf, perf, userfaultfd, io_uring": "; ".join(
             [
-                syscall(321, 0, "ctypes.create_string_buffer(128)", 128),
-                syscall(298, "ctypes.create_string_buffer(128)", 0, -1, -1, 0),
-                syscall(323, 1),
-                syscall(425, 4, "ctypes.create_string_buffer(256)"),
+                syscall("bpf", 0, "ctypes.create_string_buffer(128)", 128),
+                syscall("perf_event_open", "ctypes.create_string_buffer(128)", 0, -1, -1, 0),
+                syscall("userfaultfd", 1),
+                syscall("io_uring_setup", 4, "ctypes.create_string_buffer(256)"),
             ]
         ),
-        "open files by handle": syscall(304, -100, "ctypes.create_string_buffer(64)", 0),
-        "new user namespace by clone, clone3": f"{syscall(56, 0x10000011, 0, 0, 0, 0)}; {syscall(435, 0, 0)}",
+        "open files by handle": syscall("open_by_handle_at", -100, "ctypes.create_string_buffer(64)", 0),
+        "new user namespace by clone, clone3": "; ".join(
+            [syscall("clone", 0x10000011, 0, 0, 0, 0), syscall("clone3", 0, 0)]
+        ),
         "a setuid shell": "cp /bin/bash s; chmod 4755 s; setpriv --reuid 1 ./s -p -c id; su -c id nobody; true",
         "capabilities gained by executing": won(
             "grep -qE 'CapEff:.*[2-9a-f]([0-9a-f]{5})$' /proc/self/status && mount -t tmpfs x /mnt"
@@ -243,7 +252,7 @@ def strays() -> list[Attempt]:
         Attempt("background", "double fork that keeps the output", PY.format(fork), check=quick),
         Attempt("background", "output after the end", "(sleep 0.1; yes) & echo started", check=quick),
         Attempt("background", "kill everything", "kill -9 -1; kill -9 1; kill -STOP 1; kill -TERM 1; kill -HUP 1; true"),
-        Attempt("background", "trace process 1", syscall(101, 16, 1, 0, 0) + "; cat /proc/1/environ /proc/1/maps"),
+        Attempt("background", "trace process 1", syscall("ptrace", 16, 1, 0, 0) + "; cat /proc/1/environ /proc/1/maps"),
         Attempt("background", "stop all that there is", "kill -STOP -1; kill -STOP 1; true"),
     ]  # fmt: skip
 

@@ -128,7 +128,17 @@ def build(folder: Path, suite: str = "bookworm", mirror: str | None = None) -> I
         )
     if folder.exists() and any(folder.iterdir()):
         raise SandboxError(f"{folder} is not empty")
-    command = ["debootstrap", "--variant=minbase", f"--include={DEBIAN_PACKAGES}", suite, str(folder)]
+    # In a mount namespace of its own: what it mounts is gone with it, however it ends.
+    command = [
+        "unshare",
+        "--mount",
+        "--",
+        "debootstrap",
+        "--variant=minbase",
+        f"--include={DEBIAN_PACKAGES}",
+        suite,
+        str(folder),
+    ]
     done = subprocess.run(command + ([mirror] if mirror else []), capture_output=True, text=True)
     if done.returncode:
         raise SandboxError(f"debootstrap failed: {(done.stdout + done.stderr)[-2000:]}")

@@ -22,6 +22,7 @@ from compactionrl.environments.terminal_tools import TOOLS, system_prompt
 from compactionrl.evaluation.rollout_file import read_rollouts
 from compactionrl.integrations import harbor_agent
 from compactionrl.integrations.harbor import CompactionAgent
+from compactionrl.results_folder import find_rollout
 from compactionrl.rollout.chat import ChatFormat
 from compactionrl.samplers.protocol import Sampled, SamplerError
 from compactionrl.training.tokenizer import build_tokenizer
@@ -146,7 +147,8 @@ def test_a_task_is_solved_across_a_compaction(scripted: Any, tmp_path: Path) -> 
         "context_management": {"type": "compaction", "boundary": "replace"}
     }
     (rollout,) = read_rollouts(folder / "rollouts.jsonl.gz")
-    assert (rollout.id, rollout.end, rollout.compactions) == ("trial__agent", "submitted", 1)
+    assert (rollout.id, rollout.end, rollout.compactions) == ("x4-trial__agent", "submitted", 1)
+    assert find_rollout(folder, "x4-trial__agent")[2].budget == 8192
     assert sampler.closed == 1
     again = json.loads((tmp_path / "trials" / "trial" / "result.json").read_text())
     assert again["agent_result"]["rollout_details"] == told.rollout_details

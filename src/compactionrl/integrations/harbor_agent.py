@@ -18,6 +18,7 @@ from pydantic import Field
 
 from compactionrl.agents import open_agent, resolve
 from compactionrl.config import Config, load_config
+from compactionrl.config_toml import dump
 from compactionrl.environments.protocol import Observation, Response, Verdict
 from compactionrl.environments.terminal import TerminalEnvironment, TerminalOptions
 from compactionrl.eval_options import eval_keys
@@ -25,6 +26,7 @@ from compactionrl.evaluation.modes import for_mode
 from compactionrl.evaluation.rollout_file import RolloutFile
 from compactionrl.integrations.atif import trajectory
 from compactionrl.integrations.harbor_rollout import metadata, rollout_details, tokens
+from compactionrl.results_folder import without_logins
 from compactionrl.rollout.environment_time import OutOfTime
 from compactionrl.rollout.ledger import Rollout
 from compactionrl.rollout.loop import RolloutSettings, random_stream, run_rollout
@@ -58,8 +60,8 @@ class CompactionOptions(AgentOptions):
 class CompactionAgent(BaseAgent):
     """The rollout that `compactionrl eval` would run, on a task that Harbor starts and verifies.
 
-    Beside `trajectory.json` the agent's folder holds the ledger, `rollouts.jsonl.gz`. When Harbor's time for the agent is over,
-    what there is until then is kept, and the rollout ends by 'time'.
+    Beside `trajectory.json` the agent's folder holds the ledger, as `compactionrl rollout --from` shows it. When Harbor's time
+    for the agent is over, what there is until then is kept, and the rollout ends by 'time'.
     """
 
     capabilities = AgentCapabilities(atif=True)
@@ -101,7 +103,7 @@ class CompactionAgent(BaseAgent):
             raise RuntimeError(rollout.error)
 
     async def rollout(self, terminal: Terminal, sampler: Sampler, task_id: str) -> Rollout:
-        sampling = self.config.sampling
+        sampling, trial = self.config.sampling, self.session_id or task_id
         await optional(sampler, "start", self.context.budget)
         try:
             return await run_rollout(
@@ -109,9 +111,9 @@ class CompactionAgent(BaseAgent):
                 sampler,
                 self.agent.chat,
                 RolloutSettings(self.context, self.config.limits, sampling.temperature, sampling.top_p),
-                rollout_id=self.session_id or task_id,
+                rollout_id=f"{self.options.mode}-{trial}",
                 task_id=task_id,
-                seed=random_stream(self.config.evaluation.seed, self.session_id or task_id),
+                seed=random_stream(self.config.evaluation.seed, trial),
             )
         finally:
             await optional(sampler, "close")
@@ -122,6 +124,7 @@ class CompactionAgent(BaseAgent):
         context.rollout_details = rollout_details(rollout) or None
         asked = {"mode": self.options.mode, "context_limit": self.context.budget, "model": self.agent.description}
         context.metadata = asked | metadata(rollout)
+        (self.logs_dir / "config.toml").write_text(dump(without_logins(self.config)))
         with RolloutFile(self.logs_dir / "rollouts.jsonl.gz") as file:
             file.append(rollout)
         if rollout.windows:

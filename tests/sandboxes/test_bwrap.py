@@ -51,6 +51,7 @@ def inside(scenario: Scenario, **options: Any) -> Any:
         ("printf 'no newline'", Executed("no newline", "", 0)),
         ("kill -9 $BASHPID & wait $!", Executed("", None, 137)),  # type: ignore[arg-type]
         ("# nothing", Executed("", "", 0)),
+        ("echo a\ud800b", Executed("a?b\n", "", 0)),
         ("pwd; echo $HOME", Executed("/app\n/root\n", "", 0)),
         ("cat <<'END'\nà 'quoted' \"text\" $x `y` \\\nEND", Executed("à 'quoted' \"text\" $x `y` \\\n", "", 0)),
         ("for i in 1 2\ndo echo $i\ndone", Executed("1\n2\n", "", 0)),

@@ -13,8 +13,8 @@ from compactionrl.sandboxes.limits import Cgroups, Limits, enforcement, settings
 
 def test_fractions_are_whole_numbers_for_the_kernel() -> None:
     some = Limits(memory_mb=1.5, disk_mb=0.5, cpus=0.25, processes=7)
-    assert settings("memory", some, unified=False) == [("memory.limit_in_bytes", str(3 << 19))]
-    assert settings("memory", some, unified=True) == [("memory.max", str(3 << 19))]
+    assert settings("memory", some, unified=False) == [("memory.limit_in_bytes", str(2 << 20))]
+    assert settings("memory", some, unified=True) == [("memory.max", str(2 << 20))]
     assert settings("pids", some, unified=True) == [("pids.max", "7")]
     assert settings("cpu", some, unified=True) == [("cpu.max", "25000 100000")]
     assert settings("cpu", some, unified=False) == [("cpu.cfs_period_us", "100000"), ("cpu.cfs_quota_us", "25000")]
@@ -49,11 +49,11 @@ def unified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_version_2_uses_the_nearest_group_that_delegates(unified: Path) -> None:
-    group = Cgroups.make(Limits(memory_mb=1))
+    group = Cgroups.make(Limits(memory_mb=1, disk_mb=2))
     assert set(group.folders) == {"memory", "pids", "cpu"}
     [path] = group.paths
     assert Path(path).parent == unified / "user"
-    assert Path(path, "memory.max").read_text() == str(1 << 20)
+    assert Path(path, "memory.max").read_text() == str(3 << 20)
     group.join(4321)
     assert Path(path, "cgroup.procs").read_text() == "4321"
 

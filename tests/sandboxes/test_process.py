@@ -26,6 +26,7 @@ def test_commands_and_files_are_below_a_folder_of_its_own(tmp_path: Path, shell:
         (tmp_path / "file").write_text("x")
         await sandbox.upload_file(tmp_path / "file", "/app/in/file")
         assert (await sandbox.exec("cat in/file; echo $HOME")).stdout == f"x{where.parent}\n"
+        assert (await sandbox.exec("pwd", cwd=f"{where}/in")).stdout == f"{where}/in\n"
         await sandbox.download_dir("in", tmp_path / "out")
         result = await sandbox.exec("echo so far; sleep 99", timeout_sec=1)
         assert ((result.stdout or "")[:7], result.return_code) == ("so far\n", 124)

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -77,6 +78,7 @@ class BwrapSandbox(Inside):
             self.groups = make_groups(self.limits)
             first = await self.launch()
             self.groups.join(first)
+            protect(first)
             self.place = Place(
                 holder=os.pidfd_open(first),
                 namespaces=self.namespaces(),
@@ -185,6 +187,12 @@ async def readable(descriptor: int, seconds: float) -> bool:
     finally:
         loop.remove_reader(descriptor)
     return bool(select.select([descriptor], [], [], 0)[0])
+
+
+def protect(process: int) -> None:
+    """Of all processes, the kernel is not to end this one when memory is short. Few may ask for that."""
+    with suppress(PermissionError):
+        Path(f"/proc/{process}/oom_score_adj").write_text("-1000")
 
 
 def make_groups(limits: Limits) -> Cgroups:

@@ -151,7 +151,7 @@ def wait(process: int, caller: socket.socket, timeout: float | None) -> int:
 def become(request: dict[str, Any], standard: list[int], control: list[int]) -> NoReturn:
     """Be the command."""
     os.setsid()
-    command = request["command"].encode()
+    command = request["command"].encode(errors="replace")
     arguments = ["bash", "--noprofile", "--norc", "-c", command]
     if len(command) > LONGEST_ARGUMENT:
         script = os.memfd_create("command")
@@ -176,7 +176,8 @@ def become(request: dict[str, Any], standard: list[int], control: list[int]) -> 
 
 
 def drop(request: dict[str, Any]) -> None:
-    """Give up capabilities, become the user, take on the limits. In a sandbox only."""
+    """Take on the limits; in a sandbox, give up capabilities and become the user."""
+    os.umask(0o022)
     for name, most in request["rlimits"].items():
         number = getattr(resource, name)
         hard = resource.getrlimit(number)[1]

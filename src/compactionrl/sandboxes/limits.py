@@ -21,8 +21,8 @@ numbers = itertools.count(1)
 
 @dataclass(frozen=True)
 class Limits:
-    """`memory_mb`: of all processes and files (which are in memory) where control groups work, else of each process.
-    `disk_mb`: of all files that the sandbox writes. `output_bytes`: kept of each stream of a command.
+    """`memory_mb`: of each process; where control groups work, all processes and files (which are in memory) together have
+    `memory_mb` + `disk_mb`. `disk_mb`: of all files that the sandbox writes. `output_bytes`: kept of each stream of a command.
     `transfer_mb`: of one upload or download. Megabytes are 2^20 bytes."""
 
     memory_mb: float = 2048
@@ -112,7 +112,7 @@ class Cgroups:
 
 
 def settings(controller: str, limits: Limits, unified: bool) -> list[tuple[str, str]]:
-    memory = str(int(limits.memory_mb * MEGABYTE))
+    memory = str(int((limits.memory_mb + limits.disk_mb) * MEGABYTE))
     if controller == "pids":
         return [("pids.max", str(int(limits.processes)))]
     if controller == "memory":

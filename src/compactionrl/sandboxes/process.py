@@ -40,7 +40,8 @@ class ProcessSandbox(Inside):
         self.folder: Path | None = None
 
     def path(self, path: str) -> str:
-        return f"{self.folder}{super().path(path)}"
+        below = super().path(path)
+        return below if below.startswith(f"{self.folder}/") else f"{self.folder}{below}"
 
     async def start(self, force_build: bool = False) -> None:
         if self.place:

@@ -76,7 +76,7 @@ class Shell:
         nonce = secrets.token_hex(8)
         before = children(self.process)
         os.ftruncate(self.file, 0)
-        os.pwrite(self.file, command.encode(errors="surrogateescape"), 0)
+        os.pwrite(self.file, command.encode(errors="replace"), 0)
         request = f"{TAKE}; {ANSWER.format(nonce=nonce)}\n"
         outcome = asyncio.ensure_future(self.outcome(request, nonce))
         try:

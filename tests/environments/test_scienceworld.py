@@ -96,11 +96,15 @@ def test_a_simulator_that_hangs_is_ended_by_close(tasks: ScienceWorldTasks, monk
         await environment.start()
         [process] = java_processes() - before
         os.kill(process, signal.SIGSTOP)
-        step = asyncio.create_task(environment.step(Response("look around")))
-        await asyncio.sleep(0.1)
-        assert not step.done()
-        step.cancel()
-        await asyncio.wait_for(environment.close(), 30)
+        try:
+            step = asyncio.create_task(environment.step(Response("look around")))
+            await asyncio.sleep(0.1)
+            assert not step.done()
+            step.cancel()
+            await asyncio.wait_for(environment.close(), 30)
+        finally:
+            if process in java_processes():
+                os.kill(process, signal.SIGKILL)
 
     asyncio.run(play())
     assert java_processes() == before

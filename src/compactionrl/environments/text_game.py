@@ -172,8 +172,8 @@ class WalkthroughDemonstrator:
         return left[0] if left else QUIT
 
     def _plan(self, turns: Sequence[str]) -> list[str]:
-        """The commands of the latest summary in view; without one, the walkthrough of the task in view."""
-        for turn in reversed(turns):
+        """The commands of the summary in view; without one, the walkthrough of the task in view."""
+        for turn in turns:
             if match := PLAN.search(turn):
                 return [] if match[1].strip() == NOTHING else match[1].strip().split(", ")
             if turn in self.tasks.walkthroughs:

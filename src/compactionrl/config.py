@@ -145,7 +145,9 @@ class ContextConfig(Section):
     tail_steps: int = Field(
         2, ge=0, description="k: latest steps kept behind the summary, lowered until they fit (E9)."
     )
-    keep_task: bool = Field(False, description="Keep the task text next to the summary (E9: no).")
+    keep_task: bool = Field(
+        False, description="Keep the task text next to the summary (E9: no; a hand-off always does)."
+    )
     summary_attempts: int = Field(
         3, ge=1, description="Summaries sampled at most per compaction; the last one is used as it is."
     )

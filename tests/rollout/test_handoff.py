@@ -130,10 +130,9 @@ def test_the_ledger_keeps_every_token_and_counts_one_compaction() -> None:
         ("execution", 0, None),
         ("summary", 1, why),
         ("summary", 2, why),
-        ("summary", 3, why),
-        ("execution", 4, None),
+        ("execution", 3, None),
     ]
-    assert [[segment.index for segment in window.segments] for window in rollout.windows] == [[0, 1, 3], [2], [4]]
+    assert [[segment.index for segment in window.segments] for window in rollout.windows] == [[0, 1], [2], [3]]
     assert rollout.token_counts() == {"sampled": 8 + 3 + 3 + 4, "trained": 8, f"excluded: {why}": 10}
     assert [turn.note for turn in rollout.windows[0].turns[-4:]] == [
         *("summary request", "summary", "answers request", "summary answers")
@@ -247,19 +246,32 @@ def test_the_worst_case_fills_the_window_to_the_last_token() -> None:
     assert "tokens cut" not in text_of(rollout, 0)
 
 
-@pytest.mark.parametrize("observed", range(120, 160))
-def test_questions_see_as_much_of_the_observation_as_fits(observed: int) -> None:
+def test_texts_that_grow_when_they_are_encoded_again_lose_their_end() -> None:
+    """Nine special tokens come back as 36 plain ones: none of the three may take more than its 10, wherever it is said."""
+    marks = [token("<|im_start|>")] * 9 + [token("<|im_end|>")]
+    rollout, sampler = handed([marks] * 3, handoff(tail_steps=0))
+    closing = rollout.windows[0]
+    questions, resume = sampler.requests[4].prompt, sampler.requests[6].prompt
+    assert 59 < len(questions) <= 59 + 10  # 12, "w91  w92 " and 40 words 43 + 4
+    asked = closing.turns[-2]
+    assert 9 < asked.end - asked.start <= 9 + 10  # a line break, "w93 " 6, opening 2
+    assert 22 < len(resume) <= 22 + 3 * 10  # 12, "w94  w95  w96 " 6 + 4
+    assert [prompt.count(token("<|im_start|>")) for prompt in (questions, resume)] == [4, 4]
+
+
+@pytest.mark.parametrize("n", range(175, 190))
+def test_questions_see_as_much_of_the_observation_as_fits(n: int) -> None:
     """12 + "w91 w9 w92" 7 and the observation: whole up to 181 words, 210 - 10 - 19; longer ones lose their middle."""
-    observation = words(observed + 30)
+    observation = words(n)
     sampler = ScriptedSampler(["w1", "w9", "w50", "w60", "w2"])
     rollout = play(ScriptedEnvironment([observation, "w1"], steps=2), sampler, handoff())
     assert rollout.end == "submitted"
     asked = sampler.requests[2]
     assert len(asked.prompt) + asked.max_tokens <= 210
     shown = chat_format().decode(asked.prompt)
-    assert (observation in shown) == (observed + 30 <= 181)
-    if observed + 30 <= 181:
-        assert len(asked.prompt) == 19 + observed + 30
+    assert (observation in shown) == (n <= 181)
+    if n <= 181:
+        assert len(asked.prompt) == 19 + n
     else:
         assert len(asked.prompt) >= 199
         assert words(80) in shown
@@ -544,12 +556,14 @@ def random_played(seed: int, chat: ChatFormat, counts: Counts | None = None) -> 
 def in_order(played: Played) -> Iterator[tuple[Window, int, str, Request]]:
     """(window, where in it, kind, request) of everything that was asked, in the order in which it was."""
     sampled = []
-    for window in played.rollout.windows:
+    for number, window in enumerate(played.rollout.windows):
         for index, turn in enumerate(window.turns):
             if turn.end > turn.start and window.segment_ids[turn.start] >= 0:
-                sampled.append((window.segment_ids[turn.start], index, window))
+                # The answers come behind the questions, which are the next window.
+                last = turn.note.startswith("summary answers")
+                sampled.append((number + last, last, index, window))
     asked = iter(played.sampler.requests)
-    for _, index, window in sorted(sampled, key=lambda item: item[:2]):
+    for _, _, index, window in sorted(sampled, key=lambda item: item[:3]):
         kind = window.turns[index].note.split(" (")[0] or "response"
         for attempt in window.rejected if kind == "summary" else ():
             request = next(asked)

@@ -12,7 +12,9 @@ from compactionrl.config import ConfigError, ContextConfig
 from compactionrl.environments.protocol import Message
 from compactionrl.rollout.chat import MAX_NAME, ChatFormat, Span, length
 from compactionrl.rollout.handoff import UNEXECUTED, strategy_of
-from compactionrl.rollout.strategy import Strategy, filled
+from compactionrl.rollout.strategy import Strategy, filled, requests
+
+__all__ = ["ContextBudget", "TaskDoesNotFit", "requests"]
 
 
 class TaskDoesNotFit(Exception):

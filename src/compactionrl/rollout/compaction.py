@@ -75,8 +75,9 @@ class Compactor:
         def too_long(keep: int) -> bool:
             return length(self._prompt(clipped(keep))) + context.summary_tokens > context.budget
 
-        keep = bisect_left(range(min(len(ids), context.budget) + 1), True, key=too_long) - 1
-        return self._opening(clipped(keep) if keep >= 0 else filled(template, fitted))
+        # The mark alone always fits: check_task leaves T_comp + min_response, and T_comp is longer than two framed requests.
+        most = min(len(ids), context.budget)
+        return self._opening(clipped(bisect_left(range(1, most + 1), True, key=too_long)))
 
     def fit(
         self, template: str, texts: Mapping[str, str], framed: Callable[[Message], Sequence[Span]]

@@ -6,8 +6,8 @@ the policy sampled in one role, acting or summarising (paper E10). A window hold
 one forward pass. Sampled ids and log-probabilities are kept as the sampler returned them: nothing is ever decoded and
 encoded again.
 
-A hand-off (`rollout.handoff`) writes three texts, each a summary segment: the summary and, later, the answers at the end of the
-closing window, and in between the questions, in a window of their own.
+A hand-off (`rollout.handoff`) writes three texts: the summary and, behind it, the answers are the summary segment of the
+closing window; the questions, asked in between, that of a window of their own, which comes next.
 """
 
 from __future__ import annotations
@@ -166,9 +166,7 @@ class Rollout:
 
     @property
     def segments(self) -> list[Segment]:
-        """In the order in which they were begun."""
-        segments = [segment for window in self.windows for segment in window.segments]
-        return sorted(segments, key=lambda segment: segment.index)
+        return [segment for window in self.windows for segment in window.segments]
 
     @property
     def compactions(self) -> int:

@@ -260,7 +260,7 @@ class _Agent:
         )
         append(self.window, spans[:-1], "not executed")
         append(self.window, spans[-1:], f"{name} request")
-        append_sampled(self.window, sampled, self.new_segment("summary"), label(f"summary {name}", response))
+        append_sampled(self.window, sampled, self.window.segments[-1], label(f"summary {name}", response))
         self.transcript += [*asked, said(response)]
         return response.text
 

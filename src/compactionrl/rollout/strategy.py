@@ -47,8 +47,8 @@ class Strategy:
 
     @property
     def requests(self) -> list[Message]:
-        """What asks for the summary (q_sum), and what asks again after one that was no good."""
-        return [filled(self.context.summary_request), filled(self.context.retry_request)]
+        """What asks for the summary, and what asks again after one that was no good."""
+        return requests(self.context)
 
     @property
     def further(self) -> list[str]:
@@ -68,6 +68,11 @@ class Strategy:
     async def write(self, scribe: Scribe, messages: list[Message], note: str) -> dict[str, str]:
         """The texts by name. `messages`, `note`: see `Scribe.summarise`."""
         return {"summary": await scribe.summarise(messages, note)}
+
+
+def requests(context: ContextConfig) -> list[Message]:
+    """q_sum (E8) and the request after a summary that was no good."""
+    return [filled(context.summary_request), filled(context.retry_request)]
 
 
 def filled(template: str, texts: Mapping[str, str] | None = None) -> Message:

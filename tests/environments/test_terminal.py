@@ -151,6 +151,9 @@ def test_a_turn_without_a_call_or_a_command_is_answered():
     environment, _ = make(tools="fenced")
     assert "No command was found" in step(environment, "ls").text
     assert "not closed" in step(environment, "```bash\nls").text
+    assert step(environment, "ls").text.endswith(
+        "in this form:\n\n```bash\nls -la\n```"
+    )  # and is what a command looks like
     assert "2 commands" in step(environment, fence("ls") + "\n" + fence("ls")).text
     assert recorded.calls == []
 

@@ -7,12 +7,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from compactionrl.environments.commands import NoCommand, fenced_command
+from compactionrl.environments.commands import HOW, NoCommand, fenced_command
 from compactionrl.environments.protocol import Message, Observation, Response, Verdict
 from compactionrl.environments.screen import clip, plain
 from compactionrl.environments.shell import CommandRefused, Ran, Shell, open_shell
 from compactionrl.environments.terminal_tools import (
     COMPLETE,
+    EXAMPLE,
     NO_CALL,
     STOPPED,
     TOOLS,
@@ -115,7 +116,9 @@ class TerminalEnvironment:
             if command.strip() == COMPLETE:
                 return self.task_complete()
             return self.shown(await self.run(command, self.options.seconds), self.room)
-        except (NoCommand, CommandRefused) as error:
+        except NoCommand as error:
+            return str(error).removesuffix(f"{HOW}.") + EXAMPLE
+        except CommandRefused as error:
             return str(error)
 
     async def execute_commands(self, commands: list, analysis: str = "", plan: str = "") -> str:

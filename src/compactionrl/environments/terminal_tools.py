@@ -55,10 +55,11 @@ background, with its output in a file.
 - You see the beginning and the end of what is printed, {output_bytes} bytes together: look at large files in parts.
 - Change nothing that the task does not ask for. Look at your result before you end the work."""
 
+EXAMPLE = "Answer in this form:\n\n```bash\nls -la\n```"
 HOW = {
     "native": "Run commands with execute_commands. When the task is done, call task_complete.",
-    "fenced": "Each of your turns holds exactly one command, between a line ```bash and a line ```, and you are shown what "
-    "it prints. When the task is done, the command is task_complete.",
+    "fenced": "Each of your turns holds one command, and you are shown what it prints. When the task is done, the command is "
+    f"task_complete. {EXAMPLE}",
 }
 LONGER = {"native": "; its duration may say less, or up to {most_seconds:g}", "fenced": ""}
 NO_CALL = "Nothing was run: call execute_commands, or task_complete when the task is done."

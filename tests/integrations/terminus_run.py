@@ -1,13 +1,14 @@
 """A run of Terminus-2 in miniature: the order of its requests, its hand-offs, what it records and what it forgets to record.
 
-Ids 0 and 1 open and close a turn, 2 and 3 are its roles. Text is of the letters a, b, c: the ids 10, 11 and 12, or 13 for "ab",
-which the server's tokenizer always takes, but a policy may sample letter by letter. `(...)` is thinking, 14 and 15.
+Ids 0 and 1 open and close a turn, 2 and 3 are its roles, 4 begins a conversation. Text is of the letters a, b, c: the ids 10,
+11 and 12, or 13 for "ab", which the server's tokenizer always takes, but a policy may sample letter by letter. `(...)` is
+thinking, 14 and 15.
 """
 
 from dataclasses import dataclass, field
 from typing import Any
 
-OPEN, CLOSE, USER, AGENT = range(4)
+OPEN, CLOSE, USER, AGENT, BEGIN = range(5)
 LETTERS = {"a": 10, "b": 11, "c": 12, "(": 14, ")": 15}
 OPENING = [OPEN, AGENT]
 
@@ -31,6 +32,8 @@ class Run:
     """`details` is what Harbor would have; `requests` what truly happened, in time order: (part, prompt, completion)."""
 
     task: str
+    thinks: bool = False
+    """Whether the template begins with a token of its own, and opens a turn with empty thinking that it takes out later."""
     messages: list[tuple[int, str]] = field(default_factory=list)
     requests: list[tuple[str, list[int], list[int]]] = field(default_factory=list)
     main: dict[str, list[Any]] = field(default_factory=lambda: empty())
@@ -77,6 +80,7 @@ class Run:
         self, detail: dict[str, list[Any]], part: str, prompt: str, messages: list[tuple[int, str]], sampled: list[int]
     ) -> None:
         ids = [i for role, text in [*messages, (USER, prompt)] for i in (OPEN, role, *encode(text), CLOSE)] + OPENING
+        ids = [BEGIN, *ids, *encode("()")] if self.thinks else ids
         logprobs = [-1 / (3 + len(self.requests) + i) for i in range(len(sampled))]
         self.requests.append((part, ids, sampled))
         for key, value in zip(detail, (ids, sampled, logprobs), strict=True):

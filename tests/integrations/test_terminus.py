@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from terminus_run import AGENT, CLOSE, OPEN, Run, encode
 
 from compactionrl.config import TrainConfig
-from compactionrl.integrations.terminus import ImportRefused, import_details, import_trial
+from compactionrl.integrations.terminus import ImportRefused, import_details, import_trial, occurrences
 from compactionrl.rollout.ledger import CONTEXT, Rollout
 
 NAMES = {"rollout_id": "r", "task_id": "t"}
@@ -21,15 +21,23 @@ PART = {"": "turn", "summary": "summary", "summary questions": "questions", "sum
 
 
 def sampled(rollout: Rollout) -> list[tuple[str, list[int], list[int]]]:
-    """(what it is, everything before it in its window, ids) of every sampled turn, by the numbers of their segments."""
-    found = [
-        (window.segment_ids[turn.start], PART[turn.note], window.token_ids[: turn.start], ids)
+    """(what it is, everything before it in its window, ids) of every sampled turn, in the ledger's order."""
+    return [
+        (PART[turn.note], window.token_ids[: turn.start], window.token_ids[turn.start : turn.end])
         for window in rollout.windows
         for turn in window.turns
         if window.segment_ids[turn.start] != CONTEXT
-        for ids in [window.token_ids[turn.start : turn.end]]
     ]
-    return [tuple(rest) for _, *rest in sorted(found, key=lambda each: each[0])]
+
+
+def said(run: Run) -> list[tuple[str, list[int], list[int]]]:
+    """What happened, in order, but that answers which go on from their summary stand before the questions."""
+    told = list(run.requests)
+    for i, (part, prompt, completion) in enumerate(told):
+        before = [*prompt, *completion]
+        if part == "summary" and told[i + 2][1][: len(before)] == before:
+            told[i + 1 : i + 3] = told[i + 2], told[i + 1]
+    return told
 
 
 def plain(turns: int = 3) -> Run:
@@ -72,11 +80,11 @@ def test_a_hand_off_stands_where_it_was_made() -> None:
     run = compacted()
     rollout = import_details(run.details, **NAMES, hand_offs=1)
     assert [[segment.kind for segment in window.segments] for window in rollout.windows] == [
-        ["execution", "summary", "summary"],
+        ["execution", "summary"],
         ["summary"],
         ["execution"],
     ]
-    assert sampled(rollout) == run.requests
+    assert sampled(rollout) == said(run)
     assert [turn.note for window in rollout.windows for turn in window.turns if turn.role == "user"] == [
         *("task", "", "", "summary request", "answers request"),
         "questions request",
@@ -92,8 +100,10 @@ def test_messages_dropped_before_a_hand_off_keep_what_was_sampled() -> None:
     run.say("", "ba")
     rollout = import_details(run.details, **NAMES, hand_offs=1)
     # The summary's context is shorter than the window that it closes: it has one of its own, and the answers go on there.
-    assert [len(window.segments) for window in rollout.windows] == [1, 2, 1, 1]
-    assert sampled(rollout) == run.requests
+    assert [[turn.note for turn in window.turns if turn.role == "assistant"] for window in rollout.windows] == [
+        *([""] * 4, ["summary", "summary answers"], ["summary questions"], [""])
+    ]
+    assert sampled(rollout) == said(run)
 
 
 def test_a_hand_off_after_the_first_turn_is_told_from_a_drift_after_it() -> None:
@@ -117,7 +127,7 @@ def test_a_drift_opens_a_window_and_loses_nothing(cause: dict[str, Any]) -> None
     run.say("bb", "a")
     rollout = import_details(run.details, **NAMES)
     assert [[turn.note for turn in window.turns] for window in rollout.windows] == [["task", "", "", ""], ["fork", ""]]
-    assert sampled(rollout) == run.requests
+    assert sampled(rollout) == said(run)
     assert rollout.details["forks"] == 1
     # The fork's context is what the server read, the drifted turn as it was encoded anew included.
     assert rollout.windows[1].token_ids[:-2] == run.requests[-1][1]
@@ -133,8 +143,43 @@ def test_a_drift_and_a_hand_off_in_one_run() -> None:
     run.hand_over("ab", "bc", "a", "cab")
     run.say("", "b")
     rollout = import_details(run.details, **NAMES, hand_offs=2)
-    assert sampled(rollout) == run.requests
+    assert sampled(rollout) == said(run)
     assert (rollout.details["hand-offs"], rollout.details["forks"]) == (2, 2)
+
+
+def test_a_template_that_takes_its_empty_thinking_out_forks_at_every_turn() -> None:
+    run = Run("abc", thinks=True)
+    run.say("", "cc")
+    run.say("b", "a")
+    run.hand_over("b", "bb", "cc", "ca")
+    run.say("", "ba")
+    run.say("bbb", "cb")
+    rollout = import_details(run.details, **NAMES, hand_offs=1)
+    assert sampled(rollout) == said(run)
+    assert (rollout.details["hand-offs"], rollout.details["forks"]) == (1, 2)
+
+
+def test_hand_offs_that_cannot_be_told_apart_are_refused() -> None:
+    run = Run("abc")
+    run.say("", "cc")
+    run.hand_over("b", "bb", "cc", "ca")
+    run.say("", "cab", drift=True)
+    run.say("bbb", "cb")
+    run.hand_over("b", "bb", "cc", "ca")
+    run.say("", "ba")
+    with pytest.raises(ImportRefused, match="only 1 of the conversation's contexts"):
+        import_details(run.details, **NAMES, hand_offs=2)
+
+
+@given(
+    st.lists(st.sampled_from([0, 1, 256, 257]), max_size=12), st.lists(st.sampled_from([0, 1, 256, 257]), max_size=3)
+)
+def test_occurrences(ids: list[int], part: list[int]) -> None:
+    found = start = 0
+    while part and start <= len(ids) - len(part):
+        here = ids[start : start + len(part)] == part
+        found, start = found + here, start + (len(part) if here else 1)
+    assert occurrences(ids, part) == found
 
 
 def test_a_cut_response_is_context_and_counted() -> None:
@@ -157,7 +202,7 @@ letters = st.text("abc", min_size=1, max_size=6)
 
 @st.composite
 def runs(draw: st.DrawFn) -> Run:
-    run = Run(draw(letters))
+    run = Run(draw(letters), thinks=draw(st.booleans()))
     for number in range(draw(st.integers(1, 9))):
         if run.messages and not run.handoff and draw(st.integers(0, 3)) == 0:
             # What a screen shows tells hand-offs apart.
@@ -175,8 +220,8 @@ def runs(draw: st.DrawFn) -> Run:
 @given(runs())
 def test_every_sampled_token_stands_once_behind_what_the_server_read(run: Run) -> None:
     rollout = import_details(run.details, **NAMES, hand_offs=run.hand_offs)
-    assert sampled(rollout) == run.requests
-    assert sorted(segment.index for segment in rollout.segments) == list(range(len(rollout.segments)))
+    assert sampled(rollout) == said(run)
+    assert [segment.index for segment in rollout.segments] == list(range(len(rollout.segments)))
     assert {segment.index: segment.kind for segment in rollout.segments} == {
         window.segment_ids[turn.start]: "execution" if not turn.note else "summary"
         for window in rollout.windows
@@ -208,7 +253,7 @@ def test_the_ledger_is_trained(tmp_path: Path) -> None:
     batch = build_batch([import_details(run.details, **NAMES, reward=1.0)], TrainConfig())
     n = sum(len(completion) for _, _, completion in run.requests)
     assert batch.accounting == {"sampled": n, "trained": n}
-    assert batch.layout.is_summary.tolist() == [False, True, True, True, False]
+    assert batch.layout.is_summary.tolist() == [False, True, True, False]
 
 
 def test_without_logprobs_nothing_is_trained_and_the_reason_is_said() -> None:
@@ -295,7 +340,7 @@ def test_a_trial_is_imported(tmp_path: Path) -> None:
     run = compacted()
     rollout = import_trial(write(tmp_path, run))
     assert (rollout.id, rollout.task_id, rollout.reward, rollout.end) == ("t__1", "org/t", 1.0, "submitted")
-    assert sampled(rollout) == run.requests
+    assert sampled(rollout) == said(run)
 
 
 @pytest.mark.parametrize(

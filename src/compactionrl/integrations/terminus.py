@@ -7,7 +7,7 @@ new context is the first that holds the prompt of the questions.
 
     rollout_details[0]        turn 0 | turn 1 | turn 2 |           | turn 3 | turn 4
     rollout_details[1:4]                               | S0 Q0 A0  |
-    windows                   execution + S0 + A0              | Q0 | execution
+    windows                   execution + S0 A0                | Q0 | execution
 
 Any other prompt that does not begin with what was sampled before it is a drift (text that was encoded otherwise than it had been
 sampled, thinking that a template took out): it opens a window of its own, and what was sampled before stays where it was.
@@ -27,9 +27,11 @@ from typing import Any
 from compactionrl.rollout.ledger import End, Kind, Rollout, Segment, Window
 
 AGENT = "terminus-2"
-NOTES = {"summary": "summary", "questions": "summary questions", "answers": "summary answers"}
-PARTS = tuple(NOTES)
-"""The requests of a hand-off, in order, and the notes of what is sampled then; those of our own hand-off."""
+PARTS = ("summary", "questions", "answers")
+"""The requests of a hand-off, in order."""
+REQUESTS = tuple(f"{part} request" for part in PARTS)
+NOTES = ("summary", "summary questions", "summary answers")
+"""The notes of what is asked and sampled then, as a hand-off of ours has them."""
 NO_LOGPROBS = "no log-probabilities recorded"
 
 
@@ -227,15 +229,23 @@ class _Ledger:
         return missed
 
     def hand_off(self, group: Sequence[Request]) -> None:
-        """Summary and answers end the window that they close, if their prompts begin with it; the questions have their own."""
-        for part, request in zip(PARTS, group, strict=True):
-            closing, asked = self.window, f"{part} request"
-            if part == "questions" or not self.goes_on(request):
-                self._begin(request, asked)
-            else:
-                self._go_on(request, asked)
-            self._sample(request, self._new("summary", request), NOTES[part])
-            self.window = closing if part == "questions" else self.window
+        """Summary and answers are one segment, which ends the window that they close, if their prompts begin with it."""
+        summary, questions, answers = group
+        if self.goes_on(summary):
+            self._go_on(summary, REQUESTS[0])
+        else:
+            self._begin(summary, REQUESTS[0])
+        self._sample(summary, self._new("summary", summary), NOTES[0])
+        closing, segment = self.window, self.segment
+        self._begin(questions, REQUESTS[1])
+        self._sample(questions, self._new("summary", questions), NOTES[1])
+        self.window = closing
+        if self.goes_on(answers) and (answers.logprobs is None) == (summary.logprobs is None):
+            self._go_on(answers, REQUESTS[2])
+        else:
+            self._begin(answers, REQUESTS[2])
+            segment = self._new("summary", answers)
+        self._sample(answers, segment, NOTES[2])
 
     def _begin(self, request: Request, note: str) -> None:
         self.window = Window()

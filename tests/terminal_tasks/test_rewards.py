@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -74,11 +75,13 @@ class TestAnswers:
         assert staged.reward() == 0.0
         answer.write_text("\n".join(self.lines()) + "\n" * 2_000_000)
         assert staged.reward() == 0.0
+        elsewhere = tmp_path / "elsewhere.txt"
+        elsewhere.write_text("\n".join(self.lines()))
         for make in (
             lambda: answer.mkdir(),
             lambda: os.mkfifo(answer),
             lambda: answer.symlink_to("/dev/zero"),
-            lambda: answer.symlink_to(tmp_path / "tests/expected.json"),
+            lambda: answer.symlink_to(elsewhere),
         ):
             shutil.rmtree(answer) if answer.is_dir() else answer.unlink()
             make()
@@ -94,6 +97,7 @@ NAIVE = {
         r'DONE = [re.compile(r"\\w+ on (\\d+) (\\w+)\\."),',
         0.9,
     ),
+    "no ticket counts": ("config-archaeology", r"done = \{number", "done = {} and {number", 0.0),
     "nothing is rolled back": ("config-archaeology", r"line, value = before\[match\[1\]\]", "continue", 0.9),
     "tickets count in the order of their numbers": (
         "config-archaeology",
@@ -124,18 +128,34 @@ NAIVE = {
     ),
 }
 """What is done wrong: the kind, what to change in its oracle, and the most that this may get in the hard grade."""
+EVERYWHERE = {mistake for mistake in NAIVE if NAIVE[mistake][3] == 0}
+EVERYWHERE |= {"tickets that were refused count", "nothing is rolled back", "later tickets count"}
+"""Traps that every instance has, in every grade."""
+TRAPS = [(mistake, grade) for mistake in NAIVE for grade in GRADES if grade == "hard" or mistake in EVERYWHERE]
 
 
-@pytest.mark.parametrize("mistake", NAIVE)
-def test_every_trap_costs(mistake: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("mistake", "grade"), TRAPS)
+def test_every_trap_costs(mistake: str, grade: str, tmp_path: Path) -> None:
     kind, pattern, replacement, most = NAIVE[mistake]
-    staged = Staged(make_task(kind, "hard", "heldout", 0), tmp_path)
+    staged = Staged(make_task(kind, grade, "heldout", 0), tmp_path)
     script = staged.root / "solution/solve.py"
     changed, count = re.subn(pattern, replacement, script.read_text())
     assert count == 1
     script.write_text(changed)
     staged.solve(check=False)
     assert staged.reward() <= most
+
+
+@pytest.mark.parametrize("grade", GRADES)
+def test_clocks_differ_by_more_than_the_time_between_two_starts(grade: str) -> None:
+    """So a trace that does not correct them takes a wrong start at every step. (Starts are less than four minutes apart.)"""
+    files = make_task("log-forensics", grade, "heldout", 0).draft.files
+    notes = [" ".join(text.split()) for path, text in files.items() if path.startswith("hosts/")]
+    told = r"From the first of May on the clock of \w+ has been (\d+) minutes and (\d+) seconds (fast|slow)"
+    found = [re.findall(told, note) for note in notes]
+    skews = sorted((60 * int(m) + int(s)) * (1 if way == "fast" else -1) for ((m, s, way),) in found)
+    assert all(second - first > 240 for first, second in pairwise(skews))
+    assert all(abs(skew) > 240 for skew in skews)
 
 
 class TestDataRepair:

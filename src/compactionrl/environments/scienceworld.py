@@ -104,8 +104,8 @@ def start_simulator() -> Any:
 def end_simulator(world: Any) -> None:
     """End the Java process, whatever it is doing, and wait until it is gone."""
     process, gateway = world._gateway.java_process, world._gateway
-    world.close()
-    world.close = lambda: None  # its finaliser calls it again, whenever that comes
+    world.close = lambda: None  # its finaliser calls it, whenever that comes; it may write to a process that is gone
+    gateway.shutdown()
     gateway._gateway_client.is_connected = False  # or objects that are collected later try to tell Java about it
     process.kill()
     process.wait(SECONDS_TO_END)

@@ -91,6 +91,7 @@ def hand_written(folder: Path, test: str, solve: str = "true") -> Path:
 @pytest.mark.parametrize(
     ("test", "solve", "rewards"),
     [
+        (f"[ $(wc -l < /proc/net/dev) -le 3 ]; echo $((1 - $?)) > {REWARDS}.txt", "true", {"reward": 1}),
         (f"echo 0.25 > {REWARDS}.txt; exit 3", "true", {"reward": 0.25}),
         (
             f'echo 0.25 > {REWARDS}.txt; echo \'{{"reward": 0.5, "speed": 2}}\' > {REWARDS}.json',
@@ -123,7 +124,16 @@ def hand_written(folder: Path, test: str, solve: str = "true") -> Path:
             {"reward": 1},
         ),
     ],
-    ids=["exit status", "json first", "left behind", "tests come later", "built", "tests' place", "solution's place"],
+    ids=[
+        "no network",
+        "exit status",
+        "json first",
+        "left behind",
+        "tests come later",
+        "built",
+        "tests' place",
+        "solution's place",
+    ],
 )
 def test_tasks_of_all_sorts(test: str, solve: str, rewards: dict[str, float], tmp_path: Path) -> None:
     folder = hand_written(tmp_path / "task", test, solve)

@@ -265,6 +265,16 @@ def test_without_logprobs_nothing_is_trained_and_the_reason_is_said() -> None:
     assert counts == {"sampled": n, "trained": 0, "excluded: no log-probabilities recorded": n}
 
 
+@pytest.mark.parametrize("number", [0, 1, 2], ids=["summary", "questions", "answers"])
+def test_only_the_request_without_logprobs_is_not_trained(number: int) -> None:
+    run = compacted()
+    del run.others[number]["logprobs"]
+    counts = import_details(run.details, **NAMES).token_counts()
+    lost = len(run.others[number]["completion_token_ids"][0])
+    assert counts["excluded: no log-probabilities recorded"] == lost
+    assert counts["trained"] == counts["sampled"] - lost
+
+
 def test_a_failed_trial_is_excluded_by_name() -> None:
     run = plain()
     assert import_details(run.details, **NAMES, end="error").token_counts()["trained"] == 0

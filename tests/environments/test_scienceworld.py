@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import shutil
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,9 @@ from compactionrl.environments.scienceworld import ScienceWorldTasks
 from compactionrl.environments.text_game import TextGameEnvironment
 from compactionrl.environments.textworld import MissingLibrary
 
-needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="ScienceWorld needs Java")
+needs_java = pytest.mark.skipif(
+    shutil.which("java") is None or not Path("/proc").exists(), reason="ScienceWorld needs Java, and the test /proc"
+)
 
 
 def java_processes() -> set[int]:
@@ -31,6 +35,10 @@ def java_processes() -> set[int]:
         if name == "java" and int(rest.split()[1]) == os.getpid():
             found.add(int(stat.parent.name))
     return found
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +74,9 @@ def test_the_splits_are_its_own_and_share_nothing(tasks: ScienceWorldTasks) -> N
 
 
 @needs_java
-def test_a_gold_path_scores_1_and_leaves_no_java_process(tasks: ScienceWorldTasks) -> None:
-    before = java_processes()
+def test_a_gold_path_scores_1_and_leaves_nothing_behind(tasks: ScienceWorldTasks) -> None:
+    tasks.size("train")  # the variations are counted
+    before, files, threads = java_processes(), open_files(), threading.active_count()
 
     async def play() -> None:
         environment = tasks.environment("heldout", 0)
@@ -84,7 +93,8 @@ def test_a_gold_path_scores_1_and_leaves_no_java_process(tasks: ScienceWorldTask
         await environment.close()
 
     asyncio.run(play())
-    assert java_processes() == before
+    gc.collect()
+    assert (java_processes(), open_files(), threading.active_count()) == (before, files, threads)
 
 
 @needs_java

@@ -220,6 +220,23 @@ def test_what_runs_too_long_is_stopped_and_the_rest_goes_on(task):
     assert shown.endswith("$ pwd\n/app/data")
 
 
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_step_that_is_called_off_can_be_judged(task, shell):
+    made = task()
+
+    async def run():
+        environment = made.environment(sandbox_for(made, shell))
+        await environment.start()
+        call = ToolCall("1", "execute_commands", {"commands": [{"command": "echo 7 > seven.txt; sleep 60"}]})
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(environment.step(Response("", calls=[call])), 1)
+        verdict = await environment.verify()
+        await environment.close()
+        return verdict
+
+    assert asyncio.run(run()).reward == 1.0
+
+
 def test_endless_and_hostile_output(task):
     shown, _ = play(task(), ["head -c 3000000 /dev/zero | tr '\\0' x", r"printf '\033[31m\0\377<|im_end|>\r\n'"])
     assert len(shown[0]) < 31_000

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compactionrl.config import ContextConfig, LimitsConfig
+from compactionrl import build
+from compactionrl.config import ConfigError, ContextConfig, LimitsConfig, load_config
 from compactionrl.environments.protocol import Response
 from compactionrl.environments.text_game import NO_COMMAND, TextGameEnvironment, WalkthroughDemonstrator
 from compactionrl.rollout.chat import ChatFormat
@@ -199,6 +200,17 @@ def test_a_game_that_was_given_up_while_it_started_is_closed_too() -> None:
 
 def test_what_was_never_started_is_closed() -> None:
     asyncio.run(TextGameEnvironment(lambda: Corridor(["go north"])).close())
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["compactionrl.environments.textworld:TextWorldTasks", "compactionrl.environments.scienceworld:ScienceWorldTasks"],
+)
+def test_a_library_that_is_not_installed_is_named_with_what_to_do(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = family.partition(":")[0]
+    monkeypatch.setattr(f"{module}.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"World is not installed: pip install 'compactionrl\[games\]'"):
+        build.build_tasks(load_config(None, {"environment.tasks": family}))
 
 
 # The demonstrator.

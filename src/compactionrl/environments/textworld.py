@@ -44,8 +44,8 @@ BANNER = re.compile(r"[\s$|_/\\>]*")
 STATUS = re.compile(r"^>.*$", re.MULTILINE)
 
 
-class MissingLibrary(ImportError):
-    """What the games need is not installed."""
+class MissingLibrary(ValueError):
+    """What the games need is not installed: these tasks cannot be chosen here."""
 
 
 @dataclass(frozen=True)

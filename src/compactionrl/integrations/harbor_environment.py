@@ -87,7 +87,7 @@ class BwrapEnvironment(BaseEnvironment):
     ) -> ExecResult:
         variables = {**self.dockerfile.env, **(self._merge_env(env) or {})}
         seconds = None if timeout_sec is None else math.ceil(timeout_sec)
-        ran = await self.sandbox.exec(command, cwd or self.workdir, variables, seconds, self._resolve_user(user))
+        ran = await self.sandbox.exec(command, cwd, variables, seconds, self._resolve_user(user))
         return ExecResult(stdout=ran.stdout, stderr=ran.stderr, return_code=ran.return_code)
 
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:

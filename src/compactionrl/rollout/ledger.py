@@ -171,7 +171,7 @@ class Rollout:
     @property
     def compactions(self) -> int:
         closed = [window for window in self.windows if not window.aside]
-        return sum(any(segment.kind == "summary" for segment in window.segments) for window in closed)
+        return sum(segment.kind == "summary" for window in closed for segment in window.segments)
 
     def exclude(self, reason: str, kind: Kind | None = None) -> None:
         """Take all segments (of one kind) out of training; the first reason recorded for a segment stays."""

@@ -202,6 +202,9 @@ def test_a_short_output_is_whole_beside_a_long_one():
     (shown,) = step(environment, calls=[execute({"command": "9"}, {"command": "5000"})]).text
     assert shown.startswith("$ 9\n999999999\n$ 5000\n5000")
     assert "bytes left out" in shown
+    (shown,) = step(environment, calls=[execute({"command": "5000"}, {"command": "9"})]).text
+    assert shown.endswith("$ 9\n999999999")
+    assert len(shown) > 500
 
 
 def test_hostile_output_is_plain_text():

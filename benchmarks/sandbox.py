@@ -144,9 +144,12 @@ def main() -> None:
     if options.measure:
         print(json.dumps(asyncio.run(measure(options.repeats))))
         return
+    machine = (
+        f"Measured on {os.cpu_count()} cores with a load of {os.getloadavg()[0]:.0f}, Linux {platform.release()}, "
+    )
+    machine += f"{options.repeats} repeats.\n\n"
     times = times_table(as_users(Path(__file__), "--measure", "--repeats", str(options.repeats)))
     attempts = attempts_table(as_users(TESTS / "hostile.py"))
-    machine = f"Measured on {os.cpu_count()} cores, Linux {platform.release()}, {options.repeats} repeats.\n\n"
     page = options.output / "sandboxes.md"
     page.write_text(fill(fill(page.read_text(), "times", machine + times), "attempts", attempts))
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compactionrl.sandboxes import transfer
 from compactionrl.sandboxes.transfer import TransferError, pack_file, pack_folder, unpack
 
 MOST = 1 << 20
@@ -150,3 +151,16 @@ def test_only_regular_files_by_name(tmp_path: Path) -> None:
     for path in (tmp_path / "fifo", tmp_path, Path("/dev/zero")):
         with pytest.raises(TransferError, match="regular"):
             pack_file(path, "x", io.BytesIO(), MOST)
+
+
+def test_a_link_that_appears_at_the_last_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the clearing of a name and the making of its file."""
+    (tmp_path / "victim").write_text("as it was")
+
+    def plant(parent: int, name: str) -> None:
+        os.symlink(tmp_path / "victim", name, dir_fd=parent)
+
+    monkeypatch.setattr(transfer, "clear", plant)
+    with pytest.raises(FileExistsError):
+        unpack(io.BytesIO(entry(["file"], b"new") + b"\n"), tmp_path / "target", MOST, links=False)
+    assert (tmp_path / "victim").read_text() == "as it was"

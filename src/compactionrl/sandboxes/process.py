@@ -34,7 +34,7 @@ class ProcessSandbox(Inside):
         if unsafe_no_isolation is not True:
             raise ValueError(
                 "this sandbox isolates nothing: its commands are yours. Use 'bwrap' (`compactionrl doctor` says what it needs), "
-                "or say unsafe_no_isolation=True (--unsafe-no-isolation) if every command is trusted"
+                "or say unsafe_no_isolation=True if every command is trusted"
             )
         super().__init__(shell=shell, limits=limits, workdir=workdir, env=dict(env or {}))
         self.folder: Path | None = None

@@ -44,6 +44,17 @@ def test_says_what_was_summarised_and_what_survived() -> None:
     assert "submitted, reward 1" in text
 
 
+def test_what_survived_a_hand_off_is_seen_in_the_next_window_of_acting() -> None:
+    handed = rollout()
+    questions = Window()
+    questions.append_context([1] * 2, "user", "questions request")
+    questions.append_sampled([3] * 2, [-1.0] * 2, [0] * 2, Segment("summary", 1), "questions")
+    assert questions.aside
+    handed.windows.insert(1, questions)
+    shown = "\n".join(line.plain for line in show(handed, words, CONTEXT))
+    assert shown.count("goes on from") == shown.count("latest 1 steps") == 1
+
+
 def test_bar_is_to_scale() -> None:
     drawn = bar(rollout().windows[0], budget=100).plain
     assert len(drawn) == BAR

@@ -41,8 +41,9 @@ def show(rollout: Rollout, decode: Decode, context: ContextConfig, *, characters
         for attempt in window.rejected:
             rejected = Turn("rejected", 0, len(attempt.token_ids), attempt.reason)
             yield line("red", decode(attempt.token_ids), rejected, characters)
-        if number < len(rollout.windows):
-            yield Text(f"  ↳ {survived(window, rollout.windows[number])}", "yellow")
+        following = [later for later in rollout.windows[number:] if not later.aside]
+        if following and not window.aside:
+            yield Text(f"  ↳ {survived(window, following[0])}", "yellow")
     yield Text("")
     yield Text.assemble(
         (f"{rollout.end}, reward {rollout.reward:g}", "bold"), f"  {escape(str(rollout.error or ''))}".rstrip()

@@ -63,3 +63,16 @@ def test_cost_is_of_a_million_tokens() -> None:
     assert cost(tokens, 0.5, 10.0, own=False) == 3 * 0.5 + 0.1 * 10  # another's summaries have another price
     assert cost(tokens, 0.0, 10.0, own=True) == 1.0
     assert cost(tokens, 0.0, 0.0, own=True) is None
+
+
+def test_a_hand_offs_answers_are_asked_for_once() -> None:
+    """A window may have two summary turns; what was rejected was asked for where the first one was."""
+    window, summary = Window(), Segment("summary", 0)
+    window.append_context([9] * 10, "user", "summary request")
+    window.append_sampled([2] * 4, [-1.0] * 4, [0] * 4, summary, "summary")
+    window.append_context([9] * 6, "user", "questions")
+    window.append_sampled([2] * 5, [-1.0] * 5, [0] * 5, summary, "answers")
+    window.rejected.append(Attempt([3] * 2, [-1.0] * 2, "empty"))
+    assert usage(Rollout("r", "t", [window], end="submitted"))["summary"] == Usage(
+        requests=3, prompt=10 + 10 + 20, new=10 + 10 + 6, sampled=2 + 4 + 5
+    )

@@ -34,10 +34,11 @@ def usage(rollout: Rollout) -> dict[Kind, Usage]:
 
 
 def requests(window: Window) -> Iterator[tuple[Kind, Usage]]:
-    """Each request of a window, in order. A rejected summary was asked for where the accepted one was."""
-    known = 0
+    """Each request of a window, in order. A rejected summary was asked for where the accepted one was, the first of a
+    window's summary turns."""
+    known, rejected = 0, iter(window.rejected)
     for kind, turn in sampled_turns(window):
-        for attempt in window.rejected if kind == "summary" else ():
+        for attempt in rejected if kind == "summary" else ():
             yield kind, request(turn.start, known, len(attempt.token_ids), attempt.reported)
         yield kind, request(turn.start, known, turn.end - turn.start, turn.reported)
         known = turn.reported.context if turn.reported else turn.end

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("harbor", reason="Harbor is not installed: make harbor")
-
+from _needs_harbor import AGENT, BWRAP  # skips the module where Harbor or a sandbox cannot be had
 from harbor.models.task.task import Task
 from harbor.models.trajectories.trajectory import Trajectory
 from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig
@@ -27,8 +25,6 @@ from compactionrl.rollout.chat import ChatFormat
 from compactionrl.samplers.protocol import Sampled, SamplerError
 from compactionrl.training.tokenizer import build_tokenizer
 
-AGENT = "compactionrl.integrations.harbor:CompactionAgent"
-BWRAP = "compactionrl.integrations.harbor:BwrapEnvironment"
 FILES = {
     "task.toml": 'version = "1.0"\n[agent]\ntimeout_sec = {seconds}\n[environment]\nnetwork_mode = "no-network"\n',
     "instruction.md": "Write 42 to answer.txt.",

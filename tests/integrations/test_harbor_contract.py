@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("harbor", reason="Harbor is not installed: make harbor")
-
+from _needs_harbor import BWRAP  # skips the module where Harbor or a sandbox cannot be had
 from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig
 from harbor.trial.trial import Trial
 
@@ -16,8 +14,6 @@ from compactionrl.environments.harbor_task import HarborTask, run_nothing, run_o
 from compactionrl.environments.reward import VerifierError
 from compactionrl.sandboxes.bwrap import BwrapSandbox
 from compactionrl.terminal_tasks.catalogue import instances, write_tasks
-
-BWRAP = "compactionrl.integrations.harbor:BwrapEnvironment"
 
 
 @pytest.fixture(autouse=True)

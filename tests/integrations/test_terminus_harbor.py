@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _needs_harbor import BWRAP  # skips the module where Harbor or a sandbox cannot be had
 
-pytest.importorskip("harbor", reason="Harbor is not installed: make harbor")
 if not shutil.which("tmux"):
     pytest.skip("Terminus-2 needs tmux", allow_module_level=True)
 
 from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig
 from harbor.trial.trial import Trial
-from test_harbor_agent import BWRAP, FILES
+from test_harbor_agent import FILES
 
 from compactionrl.integrations.terminus import import_trial
 from compactionrl.rollout.ledger import CONTEXT

@@ -15,17 +15,19 @@ SCRATCH = "/run/.image"
 """A folder in the sandbox that no image holds."""
 MOST_BYTES = 200 << 20
 LISTED = "find / \\( -path /proc -o -path /sys -o -path /dev -o -path /run \\) -prune -o"
+"""Some folders of a system may not be readable; what is in them is not changed either, so find's complaints do not matter."""
 BEGIN = f"""\
 set -e
 rm -rf {SCRATCH} && mkdir -p {SCRATCH}
-{LISTED} -print0 | LC_ALL=C sort -z > {SCRATCH}/before
+{LISTED} -fprint0 {SCRATCH}/listed || :
+LC_ALL=C sort -z {SCRATCH}/listed > {SCRATCH}/before
 touch {SCRATCH}/begun
 sleep 0.02
 """
 END = f"""\
 set -eo pipefail
 cd {SCRATCH}
-{LISTED} -fprint0 after -cnewer begun -fprint0 new
+{LISTED} -fprint0 after -cnewer begun -fprint0 new || :
 LC_ALL=C sort -z after | LC_ALL=C comm -z -23 before - > gone
 tar --null --no-recursion --numeric-owner -T new -cPf changed
 tar -cf image gone changed

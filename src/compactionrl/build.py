@@ -23,10 +23,10 @@ DEMO = Path(__file__).parent / "bases" / "demo"
 """The packaged base."""
 
 
-def build_tasks(config: Config) -> TaskSet:
-    """The task family of `environment.tasks`. Raises ConfigError if one of its splits is empty."""
+def build_tasks(config: Config, splits: Sequence[str] = ("train", "heldout")) -> TaskSet:
+    """The task family of `environment.tasks`. Raises ConfigError if one of the `splits` that are needed is empty."""
     tasks = create("environment.tasks", config.environment.tasks, "environment.options", config.environment.options)
-    for split in ("train", "heldout"):
+    for split in splits:
         if not tasks.size(split):
             raise ConfigError(f"environment.options: the {split} split has no task")
     return tasks

@@ -31,7 +31,9 @@ def measure(
     """Evaluate the checkpoint in `folder` on held-out tasks, once each: mode -> result."""
     chat, sampler = open_policy(config, folder)
     arms = make_arms(config, modes)
-    evaluation = Evaluation(build.build_tasks(config), config, arms, n_tasks=n_tasks, seed=config.evaluation.seed)
+    evaluation = Evaluation(
+        build.build_tasks(config, ["heldout"]), config, arms, n_tasks=n_tasks, seed=config.evaluation.seed
+    )
     with EvaluationProgress(evaluation, label=label) as progress:
         ended = progress.ended_one
         asyncio.run(evaluation.run(sampler, chat, on_rollout=ended, on_broken=ended))
@@ -48,7 +50,7 @@ def evaluate_into(path: Path, config: Config) -> tuple[Path, int]:
     config, settings = folder.config, folder.config.evaluation
     sources = summariser_names(settings.summarisers, settings.summariser_model)
     evaluation = Evaluation(
-        build.build_tasks(config),
+        build.build_tasks(config, ["heldout"]),
         config,
         make_arms(config, settings.modes, [*sources]),
         n_tasks=settings.final_tasks,

@@ -343,6 +343,54 @@ def test_nothing_is_left_when_we_are_killed() -> None:
     assert [group for group in groups if group.exists()] == []
 
 
+KILLED_EARLY = """
+import asyncio, os, signal, time
+from compactionrl.sandboxes import open_sandbox
+for tick in range(25):
+    pid = os.fork()
+    if not pid:
+        asyncio.run(open_sandbox("bwrap", workdir="/app54321").start())
+        time.sleep(99)
+    time.sleep(0.004 * tick)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+"""
+FORKED = """
+import asyncio, os, time
+from compactionrl.sandboxes import open_sandbox
+sandbox = open_sandbox("bwrap", workdir="/app54322")
+asyncio.run(sandbox.start())
+if os.fork():
+    os._exit(0)
+print("child", flush=True)
+time.sleep(99)
+"""
+
+
+def nothing_left(mark: str, seconds: float = 20) -> bool:
+    deadline = time.monotonic() + seconds
+    while running(mark) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not running(mark)
+
+
+def test_nothing_is_left_when_we_are_killed_while_a_sandbox_starts() -> None:
+    command, env = as_self()
+    subprocess.run([*command, "-c", KILLED_EARLY], env=env, check=True)
+    assert nothing_left("/app54321")
+
+
+def test_a_process_forked_off_ours_keeps_no_sandbox_alive() -> None:
+    command, env = as_self()
+    with subprocess.Popen([*command, "-c", FORKED], env=env, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "child\n"
+            assert nothing_left("/app54322")
+        finally:
+            subprocess.run(["pkill", "-f", "app54322"], check=False)
+
+
 def test_the_door_is_made_anew_if_it_was_killed() -> None:
     async def scenario(sandbox: BwrapSandbox) -> str:
         await sandbox.exec("true")

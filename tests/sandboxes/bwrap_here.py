@@ -1,11 +1,9 @@
-"""What the tests of sandboxes need of the machine."""
+"""Whether sandboxes run on this machine."""
 
 from __future__ import annotations
 
 import subprocess
 from functools import cache
-
-import pytest
 
 from compactionrl.sandboxes.bwrap import bwrap_path
 from compactionrl.sandboxes.protocol import SandboxError
@@ -25,10 +23,3 @@ def why_not() -> str:
         if subprocess.run(command, capture_output=True).returncode != 0:
             return f"{command[0]} does not work here"
     return ""
-
-
-@pytest.fixture(scope="session")
-def bwrap() -> None:
-    """A machine on which sandboxes run."""
-    if reason := why_not():
-        pytest.skip(reason)
